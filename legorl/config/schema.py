@@ -1,0 +1,241 @@
+"""Typed schema of the configuration tree: one dataclass per group, registered in Hydra's ConfigStore.
+
+Invariant: every key of `conf/` is a field here, so an unknown key is an error; every group has a concrete
+default. Values are plain (str, int, float, bool, lists): the resolved tree is all a job reads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+
+@dataclass
+class HarnessConfig:
+    """Which agent program, and the limits handed to it."""
+
+    name: str = MISSING
+    profile: str = "lean"
+    """`lean`: few tools and a short system prompt, by the program's own settings; `stock`: as shipped."""
+    turn_limit: int = 8
+    deadline_s: float = 120.0
+    """Of the agent phase."""
+    command_timeout_s: int = 20
+
+
+@dataclass
+class BackendConfig:
+    """Training engine."""
+
+    name: str = MISSING
+    world_size: int = 1
+    device: str = "cpu"
+    param_dtype: str = "fp32"
+    router_replay: bool = True
+    """R3: replay the engine's expert choices in the trainer (MoE only)."""
+    microbatch_tokens: int = 16384
+    threads: int = 1
+    verl_overrides: list[str] = field(default_factory=list)
+    """Escape hatch: raw overrides of verl's own tree, applied last."""
+
+
+@dataclass
+class SandboxConfig:
+    """Where trials run."""
+
+    name: str = MISSING
+    concurrency: int = 16
+    """Trials alive at once."""
+    memory_mb: int = 1024
+    pids: int = 256
+    disk_mb: int = 256
+    start_timeout_s: float = 30.0
+    transfer_timeout_s: float = 30.0
+
+
+@dataclass
+class FilterConfig:
+    """Which trials the update sees."""
+
+    name: str = MISSING
+    exclude_agent_deadline: bool = True
+    drop_zero_variance: bool = True
+    """Groups whose kept trials all have one reward give no gradient and are left out of the loss."""
+    min_group: int = 2
+    """Groups with fewer kept trials are left out."""
+    train_threads: list[str] = field(default_factory=lambda: ["main"])
+
+
+@dataclass
+class AlgoConfig:
+    """Advantages, loss and optimiser."""
+
+    name: str = MISSING
+    loss: str = MISSING
+    """Policy loss, a name of verl's registry."""
+    loss_agg: str = "seq-mean-token-mean"
+    normalize_by_std: bool = True
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coef: float = 0.0
+    entropy_coef: float = 0.0
+    learning_rate: float = 3.0e-4
+    warmup_steps: int = 2
+    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    grad_clip: float = 1.0
+    tasks_per_step: int = 8
+    group_size: int = 8
+    minibatches: int = 4
+    shuffle_rewards: bool = False
+    """Control experiment: permute the rewards over the batch before advantages."""
+
+
+@dataclass
+class WarmStartConfig:
+    """Supervised start of a tiny policy on transcripts of the scripted expert."""
+
+    episodes: int = 1000
+    steps: int = 230
+    batch: int = 32
+    learning_rate: float = 5.0e-3
+    matrix_learning_rate: float = 2.0e-2
+    """Of the Muon optimiser that trains the matrices."""
+    skill_share: float = 0.5
+    """Share of episodes whose deciding tokens are masked: they teach how, not whether, to retry."""
+    seed: int = 0
+
+
+@dataclass
+class ModelConfig:
+    """The policy."""
+
+    name: str = MISSING
+    path: str = ""
+    """A Hugging Face directory; empty for a policy that this project builds and warm-starts."""
+    hidden_size: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    experts: int = 0
+    """0 for a dense policy."""
+    experts_per_token: int = 2
+    expert_size: int = 64
+    mlp_size: int = 256
+    vocabulary: int = 768
+    max_positions: int = 16384
+    tool_parser: str = "hermes"
+    """Name of a vLLM tool-call parser."""
+    warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
+
+
+@dataclass
+class EngineConfig:
+    """Inference engine and sampling."""
+
+    name: str = MISSING
+    dtype: str = "bfloat16"
+    max_model_len: int = 2048
+    max_num_seqs: int = 32
+    max_batched_tokens: int = 4096
+    kv_cache_gb: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    reply_tokens: int = 96
+    """Most tokens of one reply."""
+    trial_tokens: int = 1024
+    """Most sampled tokens of one trial."""
+    request_timeout_s: float = 120.0
+
+
+@dataclass
+class TasksConfig:
+    """Where tasks come from."""
+
+    name: str = MISSING
+    pool: str = MISSING
+    """Name of the pool below `paths.pools`, or a path to one."""
+    train: int = 240
+    heldout: int = 64
+    seed: int = 0
+
+
+@dataclass
+class ScheduleConfig:
+    """How sampling and updating interleave."""
+
+    name: str = MISSING
+    mode: str = MISSING
+    """`sync` or `async`."""
+    max_staleness: int = 0
+    """Policy versions a trial may lag behind the update that uses it."""
+
+
+@dataclass
+class LauncherConfig:
+    """Where the job runs."""
+
+    name: str = MISSING
+    deadline_s: float = 7200.0
+    stall_s: float = 300.0
+    """No event for this long ends the run as failed."""
+    object_store_mb: int = 300
+    warm_workers: bool = True
+    """Fork trainer processes from one that has imported everything (laptop only)."""
+
+
+@dataclass
+class TrackingConfig:
+    """Where metrics go."""
+
+    name: str = MISSING
+    uri: str = ""
+    """MLflow tracking URI; empty for sqlite in the run area."""
+    experiment: str = "legorl"
+
+
+@dataclass
+class RunConfig:
+    """Length of the run and what is kept of it."""
+
+    steps: int = 24
+    heldout_every: int = 8
+    """Held-out evaluation before the first step, every so many steps, and after the last."""
+    heldout_tasks: int = 64
+    checkpoint_every: int = 0
+    """0: only after the last step."""
+    name: str = ""
+    """Label shown in lists and in MLflow."""
+
+
+@dataclass
+class PathsConfig:
+    """Directories, relative to the working directory or absolute."""
+
+    runs: str = "runs"
+    cache: str = ".cache/legorl"
+    """Harness runtimes, warm-started policies."""
+    pools: str = ".cache/legorl/pools"
+
+
+@dataclass
+class Config:
+    """The whole tree."""
+
+    harness: HarnessConfig = MISSING
+    backend: BackendConfig = MISSING
+    sandbox: SandboxConfig = MISSING
+    filter: FilterConfig = MISSING
+    algo: AlgoConfig = MISSING
+    model: ModelConfig = MISSING
+    engine: EngineConfig = MISSING
+    tasks: TasksConfig = MISSING
+    schedule: ScheduleConfig = MISSING
+    launcher: LauncherConfig = MISSING
+    tracking: TrackingConfig = MISSING
+    run: RunConfig = field(default_factory=RunConfig)
+    paths: PathsConfig = field(default_factory=PathsConfig)
+    seed: int = 0

@@ -1,0 +1,104 @@
+"""What is known of a finished trial: the content of `trial.json` and of the `trial` event.
+
+Invariant: written once, after grading, with an atomic rename; a trial directory without it is an
+interrupted trial.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from legorl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What the agent did, read from its tool calls and their results (not from its words)."""
+
+    submitted: bool = False
+    edits: int = 0
+    tests_run: int = 0
+    retries: int = 0
+    """Edits made after a red test run."""
+    green_before_end: bool = False
+    """The last test run was green."""
+    test_after_last_edit: bool = False
+    """Every edit was followed by a test run."""
+
+    @property
+    def submitted_on_green(self) -> bool:
+        """Submitted, and the last thing it knew was a green test run on its final edit."""
+        return self.submitted and self.green_before_end and self.test_after_last_edit
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial."""
+
+    id: str
+    task: str
+    group: str
+    """Trials of one task in one step."""
+    split: str
+    step: int
+    harness: str
+    termination: str
+    detail: str
+    excluded: bool
+    reward: float | None
+    """None where nothing was graded."""
+    turns: int = 0
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+    rows: int = 0
+    weight_version_min: int = -1
+    weight_version_max: int = -1
+    routing_coverage: float | None = None
+    """Share of sampled positions with a routing row; None for a dense policy."""
+    violations: tuple[str, ...] = ()
+    """Ledger invariants that do not hold; any makes the termination `proxy`."""
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    phase_s: dict[str, float] = field(default_factory=dict)
+    """Seconds per phase: start, setup, agent, snapshot, verify, stop."""
+    path: str = ""
+    """Directory of the trial relative to the run directory."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-able dict, field names as here, plus `submitted_on_green`."""
+        data = dataclasses.asdict(self)
+        data["behaviour"]["submitted_on_green"] = self.behaviour.submitted_on_green
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TrialRecord:
+        """Inverse of `to_json`."""
+        data = dict(data)
+        behaviour = {k: v for k, v in data.pop("behaviour").items() if k != "submitted_on_green"}
+        data["violations"] = tuple(data.get("violations", ()))
+        return cls(behaviour=Behaviour(**behaviour), **data)
+
+
+def write_record(record: TrialRecord, directory: Path) -> None:
+    """Write `trial.json` atomically."""
+    partial = directory / "trial.json.partial"
+    partial.write_text(json.dumps(record.to_json(), indent=1))
+    partial.rename(directory / "trial.json")
+
+
+def read_record(directory: Path) -> TrialRecord:
+    """Read `trial.json`.
+
+    Raises:
+        UserError: no such file (the trial was interrupted), or not a trial record.
+    """
+    file = directory / "trial.json"
+    try:
+        return TrialRecord.from_json(json.loads(file.read_text()))
+    except FileNotFoundError as error:
+        raise UserError(f"{directory} has no trial.json: the trial was interrupted, or this is no trial.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} is not a trial record: {error}.") from error

@@ -1,0 +1,1 @@
+"""The tiny policy: tokenizer, chat template, model, scripted expert, warm start."""

@@ -137,7 +137,8 @@ class EngineConfig:
 
     name: str = MISSING
     dtype: str = "bfloat16"
-    max_model_len: int = 2048
+    max_model_len: int = 16384
+    """Context window. claude_code and opencode open with several thousand tokens of tools and instructions."""
     max_num_seqs: int = 32
     max_batched_tokens: int = 4096
     kv_cache_gb: int = 1
@@ -182,6 +183,8 @@ class LauncherConfig:
     deadline_s: float = 7200.0
     stall_s: float = 300.0
     """No event for this long ends the run as failed."""
+    grace_s: float = 20.0
+    """Time a job has to end by itself after an interrupt; then it is killed."""
     object_store_mb: int = 300
     warm_workers: bool = True
     """Fork trainer processes from one that has imported everything (laptop only)."""

@@ -1,0 +1,158 @@
+"""From command-line overrides to a typed, resolved `Config`.
+
+Invariant: a mistake in an override or a file ends in one `UserError` that names the key or the choice,
+never in a traceback of Hydra's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from legorl.config import rules, store
+from legorl.config.keys import groups, packaged_dir, schema_keys, suggest
+from legorl.config.schema import Config
+from legorl.errors import UserError
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A checked configuration, and how it was asked for."""
+
+    config: Config
+    choices: dict[str, str]
+    """Group -> choice."""
+    overrides: tuple[str, ...]
+
+
+def compose(overrides: Sequence[str] = (), config_dirs: Sequence[Path] = ()) -> Config:
+    """The typed tree for these overrides, checked against the rules. Raises `UserError`."""
+    return compose_run(overrides, config_dirs).config
+
+
+def compose_run(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> Composed:
+    """As `compose`, with the choice of each group. `config_dirs` hold the user's own group files."""
+    store.register()
+    directories = [packaged_dir(), *(_user_dir(path) for path in config_dirs)]
+    known = groups(directories)
+    for override in _parse(overrides):
+        if override.is_sweep_override():
+            raise UserError(
+                f"{override.input_line} names several values: add -m to run them one after another."
+            )
+        _check_override(override, known)
+    search = (
+        [f"hydra.searchpath=[{','.join(f'file://{path}' for path in directories[1:])}]"]
+        if config_dirs
+        else []
+    )
+    try:
+        with initialize_config_dir(str(directories[0]), version_base="1.3", job_name="legorl"):
+            tree = hydra_compose("config", overrides=[*overrides, *search], return_hydra_config=True)
+        choices = {group: str(tree.hydra.runtime.choices[group]) for group in known}
+        with_hydra = cast(dict[str, object], OmegaConf.to_container(tree, resolve=False))
+        with_hydra.pop("hydra")
+        # Merged once more into the closed schema: whatever a file or Hydra let in ends here.
+        config = to_config(OmegaConf.create(with_hydra))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(_explain(error)) from error
+    rules.check(config)
+    return Composed(config, choices, tuple(overrides))
+
+
+def to_config(tree: DictConfig) -> Config:
+    """A plain tree as a typed one, with interpolations resolved (secrets stay references).
+
+    Raises:
+        UserError: an unknown, missing or wrongly typed key.
+    """
+    store.register()
+    try:
+        typed = OmegaConf.merge(OmegaConf.structured(Config), tree)
+        if missing := sorted(OmegaConf.missing_keys(typed)):
+            raise UserError(f"The configuration has no value for {', '.join(missing)}.")
+        return cast(Config, OmegaConf.to_object(typed))
+    except OmegaConfBaseException as error:
+        raise UserError(_explain(error)) from error
+
+
+def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of `a,b`, `range(…)`, `choice(…)` and `glob`-free sweeps, in the order written."""
+    axes = []
+    for override in _parse(overrides):
+        if override.is_sweep_override():
+            key = override.get_key_element()
+            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+        else:
+            axes.append([str(override.input_line)])
+    return [list(combination) for combination in itertools.product(*axes)]
+
+
+def _parse(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        try:
+            parsed.append(parser.parse_override(text))
+        except HydraException as error:
+            raise UserError(
+                f"{text!r} is not an override. Write group=choice or group.key=value, "
+                "and quote a value with special characters: 'run.name=\"a=b\"'."
+            ) from error
+    return parsed
+
+
+def _user_dir(path: Path) -> Path:
+    """An existing directory that redefines nothing: with two files of one name Hydra would silently take the first."""
+    if not path.is_dir():
+        raise UserError(f"--config-dir {path} is not a directory.")
+    for file in path.glob("**/*.yaml"):
+        if (packaged_dir() / file.relative_to(path)).exists():
+            raise UserError(
+                f"{file} has the name of a packaged configuration. Give your own file another name."
+            )
+    return path.resolve()
+
+
+def _check_override(override: Override, known: dict[str, list[str]]) -> None:
+    key = override.key_or_group
+    if key not in known and key not in schema_keys():
+        raise UserError(f"There is no configuration key {key!r}.{suggest(key, [*schema_keys(), *known])}")
+    if override.type is OverrideType.DEL:
+        raise UserError(
+            f"{override.input_line}: nothing can be removed from the tree; choose another value instead."
+        )
+    if override.type is not OverrideType.CHANGE:
+        raise UserError(f"{override.input_line}: {key} exists, so it is set without a plus: {key}=…")
+    if key in known and (choice := override.value()) not in known[key]:
+        raise UserError(
+            f"There is no {key} called {choice!r}.{suggest(str(choice), known[key])} "
+            f"Choices: {', '.join(known[key])}."
+        )
+
+
+def _explain(error: BaseException) -> str:
+    """One sentence from the error that OmegaConf or Hydra raised, naming the key and what belongs there."""
+    cause: BaseException | None = error
+    while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
+        cause = cause.__cause__ or cause.__context__
+    if not isinstance(cause, OmegaConfBaseException):
+        return f"The configuration cannot be composed: {' '.join(str(error).split())}"
+    key = re.sub(r"\[\d+\]$", "", str(cause.full_key))
+    kind = schema_keys().get(key)
+    if kind is None:
+        return f"There is no configuration key {key!r}.{suggest(key, schema_keys())}"
+    first_line = str(cause.msg or cause).splitlines()[0].rstrip(".")
+    return f"{key} takes {getattr(kind, '__name__', kind)}: {first_line}."

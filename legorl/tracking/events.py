@@ -1,0 +1,182 @@
+"""`events.jsonl`: what happened in a run, one JSON object per line, in order.
+
+Invariant: append-only, one `write` per line by one writer, so a reader sees whole lines but for a torn
+last one after a crash. A line is `{"t": unix seconds, "kind": ..., **fields}`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from legorl.trial.record import TrialRecord
+
+EVENTS_FILE = "events.jsonl"
+
+
+@dataclass(frozen=True)
+class Start:
+    """The job runs."""
+
+    kind: ClassVar[str] = "start"
+    steps: int
+    resumed_at: int = 0
+    """Step the job continues from, 0 for a new run."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of the job outside its steps ended: `warm_start`, `engine_start`, …"""
+
+    kind: ClassVar[str] = "phase"
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial ended."""
+
+    kind: ClassVar[str] = "trial"
+    record: TrialRecord
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step ended; names of the metrics are in `legorl.tracking.metrics`."""
+
+    kind: ClassVar[str] = "step"
+    step: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Heldout:
+    """A held-out evaluation ended. `success` is a mean over the `n` kept trials."""
+
+    kind: ClassVar[str] = "heldout"
+    step: int
+    success: float
+    n: int
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Log-probabilities of a fixed text after a weight sync, engine against trainer."""
+
+    kind: ClassVar[str] = "canary"
+    step: int
+    max_abs: float
+    ok: bool
+
+
+@dataclass(frozen=True)
+class Warning:
+    """Something a person should know; the run goes on."""
+
+    kind: ClassVar[str] = "warning"
+    message: str
+
+
+@dataclass(frozen=True)
+class Fatal:
+    """Why the job cannot go on."""
+
+    kind: ClassVar[str] = "fatal"
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The job is done."""
+
+    kind: ClassVar[str] = "end"
+    step: int
+
+
+Event = Start | Phase | Trial | Step | Heldout | Canary | Warning | Fatal | End
+
+_FSYNC = {Step.kind, Heldout.kind, Fatal.kind, End.kind}
+
+
+class EventLog:
+    """Writer; one per run, in the job's main process."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._fd = os.open(
+            run_dir / EVENTS_FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644
+        )
+        if (size := os.fstat(self._fd).st_size) and _last_byte(run_dir / EVENTS_FILE, size) != b"\n":
+            os.write(self._fd, b"\n")  # a resumed run: the torn line of the crash stays alone
+
+    def write(self, event: Event) -> None:
+        """Append one event; on disk before the return for events that end a step. Raises `OSError` (disk full)."""
+        fields = event.record.to_json() if isinstance(event, Trial) else dataclasses.asdict(event)
+        # JSON has no NaN: a metric that is not a number is left out of the step, as null in the line.
+        line = json.dumps({"t": time.time(), "kind": event.kind, **_finite(fields)}, allow_nan=False) + "\n"
+        data = memoryview(line.encode())
+        while data:
+            data = data[os.write(self._fd, data) :]
+        if event.kind in _FSYNC:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Close the file; more than once is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class EventReader:
+    """Reads a growing log: each call of `new` gives the events whole lines of which arrived since the last."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._file = run_dir / EVENTS_FILE
+        self._offset = 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Events as dicts, with `t` and `kind`; lines that are not whole JSON objects are skipped."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        for line in data[:whole].splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # torn by a crash, then resumed
+            if isinstance(event, dict) and "kind" in event:
+                yield event
+
+
+def read_events(run_dir: Path) -> list[dict[str, Any]]:
+    """All events so far; empty when there is no log yet."""
+    return list(EventReader(run_dir).new())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def _last_byte(file: Path, size: int) -> bytes:
+    with file.open("rb") as handle:
+        handle.seek(size - 1)
+        return handle.read(1)

@@ -99,6 +99,8 @@ def read_record(directory: Path) -> TrialRecord:
     try:
         return TrialRecord.from_json(json.loads(file.read_text()))
     except FileNotFoundError as error:
-        raise UserError(f"{directory} has no trial.json: the trial was interrupted, or this is no trial.") from error
+        raise UserError(
+            f"{directory} has no trial.json: the trial was interrupted, or this is no trial."
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is not a trial record: {error}.") from error

@@ -1,0 +1,171 @@
+"""Grading: the agent's repository state, in a fresh sandbox, against tests it never saw.
+
+Invariants (I6): grading starts from the pristine repository plus the agent's changes, with changes to
+protected paths rolled back; the hidden tests are mounted read-only and only here. (I5): what the policy's
+own code does to its grading (endless loops, a killed interpreter) is reward 0, while a sandbox that fails,
+or a verifier that cannot even grade the untouched repository, is infrastructure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from legorl.errors import VerifierError
+from legorl.sandbox.base import (
+    ExecResult,
+    Limits,
+    Mount,
+    Phase,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+    Snapshot,
+)
+from legorl.tasks.task import Task
+from legorl.trial.protected import roll_back
+
+TESTS = "/tests"
+RESULTS = "/logs/verifier"
+
+_READ = f"cat {RESULTS}/reward.txt 2>/dev/null; printf '\\0'; cat {RESULTS}/result.json 2>/dev/null"
+_READ_TIMEOUT_S = 10.0
+_REMOVE_TIMEOUT_S = 10.0
+_PUTS_AT_ONCE = 8
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Outcome of grading."""
+
+    reward: float
+    """1.0 or 0.0."""
+    detail: str
+    """Why it is not 1.0; empty when it is."""
+    passed: tuple[str, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Hidden test -> its message."""
+    rolled_back: tuple[str, ...] = ()
+    """Protected paths that the agent had changed."""
+    output: bytes = b""
+    """Standard output and error of `test.sh`."""
+    seconds: float = 0.0
+    """Of `test.sh` alone."""
+
+
+def parse_result(task: Task, result: ExecResult, files: bytes) -> Verification | None:
+    """Judge one run of `test.sh`. `files` is reward.txt, a zero byte, result.json.
+
+    Returns:
+        None when the verifier left no readable result; the caller knows whose doing that was.
+    """
+    reward_text, _, json_text = files.partition(b"\0")
+    try:
+        report = json.loads(json_text)
+        passed = tuple(str(name) for name in report["passed"])
+        failed = {str(name): str(message) for name, message in dict(report["failed"]).items()}
+    except (ValueError, KeyError, TypeError):
+        return None
+    missing = sorted(set(task.hidden_tests) - set(passed))
+    stated = reward_text.decode(errors="replace").strip()
+    try:
+        full_reward = float(stated) == 1.0
+    except ValueError:
+        full_reward = False
+    detail = ""
+    if missing:
+        detail = f"{len(missing)} of {len(task.hidden_tests)} hidden tests did not pass, first {missing[0]}"
+    elif result.code != 0:
+        detail = f"all hidden tests passed, but test.sh exited {result.code}"
+    elif not full_reward:
+        detail = f"all hidden tests passed, but reward.txt says {stated!r}"
+    return Verification(0.0 if detail else 1.0, detail, passed, failed)
+
+
+async def _apply(sandbox: Sandbox, snapshot: Snapshot) -> None:
+    """Make the fresh repository look as the agent left it."""
+    deleted = [path for path, data in snapshot.changed.items() if data is None]
+    written = {path: data for path, data in snapshot.changed.items() if data is not None}
+    # A directory that became a file must go before the file comes.
+    deleted += [path for path in written if any(other.startswith(path + "/") for other in deleted)]
+    if deleted:
+        argv = ["xargs", "-0", "rm", "-rf", "--"]
+        names = "\0".join(deleted).encode()
+        removal = await sandbox.exec(argv, timeout_s=_REMOVE_TIMEOUT_S, stdin=names)
+        if removal.code != 0:
+            raise VerifierError(f"Deleted files could not be removed to grade: {removal.stderr[-300:]!r}.")
+    gate = asyncio.Semaphore(_PUTS_AT_ONCE)
+
+    async def put(path: str, data: bytes) -> None:
+        async with gate:
+            await sandbox.put(f"/workspace/{path}", data, snapshot.modes.get(path, 0o644))
+
+    await asyncio.gather(*(put(path, data) for path, data in written.items()))
+
+
+async def grade(
+    task: Task,
+    snapshot: Snapshot,
+    provider: SandboxProvider,
+    *,
+    trial_id: str,
+    workspace: Path,
+    mounts: Sequence[Mount] = (),
+    limits: Limits,
+    start_timeout_s: float,
+) -> Verification:
+    """Grade what the agent left.
+
+    Args:
+        workspace: the pristine repository to start from.
+        mounts: what the tests need besides (grading tools), read-only.
+        limits: of the grading sandbox.
+
+    Raises:
+        VerifierError: there is no `test.sh`, or it leaves no result although the agent changed nothing.
+        InfrastructureError: the sandbox failed.
+    """
+    script = task.tests / "test.sh"
+    if not script.is_file():
+        raise VerifierError(f"Task {task.id} has no {script}.")
+    kept, rolled_back = roll_back(snapshot, task)
+    spec = SandboxSpec(
+        trial_id=f"{trial_id}-verify",
+        workspace=workspace,
+        mounts=(Mount(task.tests, TESTS), *mounts),
+        limits=limits,
+        start_timeout_s=start_timeout_s,
+    )
+    sandbox = await provider.start(spec)
+    try:
+        await _apply(sandbox, kept)
+        await sandbox.set_phase(Phase.VERIFY)
+        result = await sandbox.exec(["bash", f"{TESTS}/test.sh"], timeout_s=task.verify_timeout_s)
+        # Nothing of the agent's code runs any more; this output is the files' content and nothing else.
+        files = await sandbox.exec(["bash", "-c", _READ], timeout_s=_READ_TIMEOUT_S, cwd="/")
+    finally:
+        await sandbox.stop()
+    return _judge(task, result, files.stdout, untouched=not kept.changed, rolled_back=tuple(rolled_back))
+
+
+def _judge(
+    task: Task, result: ExecResult, files: bytes, *, untouched: bool, rolled_back: tuple[str, ...]
+) -> Verification:
+    output = result.stdout + (b"\n--- stderr ---\n" + result.stderr if result.stderr else b"")
+    if result.timed_out:
+        verdict = Verification(0.0, f"the hidden tests ran longer than {task.verify_timeout_s:g} s")
+    else:
+        parsed = parse_result(task, result, files)
+        if parsed is None and untouched:
+            raise VerifierError(
+                f"test.sh of task {task.id} left no readable {RESULTS}/result.json on the untouched "
+                f"repository (exit code {result.code}): {output[-500:].decode(errors='replace')}"
+            )
+        # The tests run the agent's code: when they die without a result, that code killed them.
+        verdict = parsed or Verification(0.0, f"the changed code ended the tests (exit code {result.code})")
+    return Verification(
+        verdict.reward, verdict.detail, verdict.passed, verdict.failed, rolled_back, output, result.seconds
+    )

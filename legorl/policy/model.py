@@ -19,7 +19,7 @@ INITIALIZER_RANGE = 0.05
 
 
 def build_model(config: ModelConfig, tokenizer: Tokenizer, seed: int) -> Any:
-    """A freshly initialised `Qwen3MoeForCausalLM` (or `Qwen3ForCausalLM` when `config.experts` is 0), fp32."""
+    """A fresh `Qwen3MoeForCausalLM`, or `Qwen3ForCausalLM` when `config.experts` is 0, in fp32."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -65,6 +65,6 @@ def save_policy(model: Any, tokenizer: Tokenizer, config: ModelConfig, out: Path
 
 
 def random_policy(config: ModelConfig, out: Path, texts: Iterable[str] = (), seed: int = 0) -> Path:
-    """An untrained policy, for tests: speaks noise, loads everywhere. `texts` teach the tokenizer its merges."""
+    """An untrained policy, for tests: it speaks noise. `texts` teach the tokenizer its merges."""
     tokenizer = train_tokenizer(texts, config.vocabulary)
     return save_policy(build_model(config, tokenizer, seed), tokenizer, config, out)

@@ -1,8 +1,8 @@
 """Chat template of the tiny policy: ChatML with Qwen's tools block and hermes tool calls.
 
-Invariant: rendering is prefix-preserving. The text of messages[:k] is a prefix of the text of messages for every
-k >= 1, so a conversation can be extended without touching the tokens before it. That is why every tool result is
-a user turn of its own (Qwen merges neighbours) and nothing looks ahead or strips earlier turns.
+Invariant: rendering is prefix-preserving. The text of messages[:k] is a prefix of the text of messages for
+every k >= 1, so a conversation can be extended without touching the tokens before it. That is why every tool
+result is a user turn of its own (Qwen merges neighbours) and nothing looks ahead or strips earlier turns.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CHAT_TEMPLATE = (
 
 
 def to_json(value: object) -> str:
-    """The `tojson` filter as `transformers` defines it; jinja's own escapes `<`, `>`, `&` and `'` for HTML."""
+    """The `tojson` filter as `transformers` defines it; jinja's own escapes `<`, `>`, `&`, `'` for HTML."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -115,7 +115,7 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def _user_dir(path: Path) -> Path:
-    """An existing directory that redefines nothing: with two files of one name Hydra would silently take the first."""
+    """An existing directory without a packaged name: of two files of one name Hydra takes one, silently."""
     if not path.is_dir():
         raise UserError(f"--config-dir {path} is not a directory.")
     for file in path.glob("**/*.yaml"):

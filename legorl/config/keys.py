@@ -37,7 +37,7 @@ def packaged_dir() -> Path:
 
 
 def groups(directories: Sequence[Path]) -> dict[str, list[str]]:
-    """Group -> choices, over all configuration directories; a choice may lie in a folder (`paper/openhands`)."""
+    """Group -> choices, over all directories; a choice may lie in a folder (`paper/openhands`)."""
     found: dict[str, set[str]] = {}
     for directory in directories:
         for file in directory.glob("*/**/*.yaml"):

@@ -7,49 +7,21 @@ from collections.abc import Iterator
 from legorl.config.schema import Config
 from legorl.errors import UserError
 
-LONG_PROMPT_HARNESSES = {"claude_code": 12288, "opencode": 12288}
-"""Context a harness needs: tools and instructions alone fill several thousand tokens."""
+CONTEXT_NEEDED = {"claude_code": 12288, "opencode": 12288}
+"""Least `engine.max_model_len` of harnesses whose tools and instructions fill several thousand tokens."""
 
 
 def check(config: Config) -> None:
     """Raises `UserError` with every rule that does not hold."""
-    problems = list(_problems(config))
+    problems = [problem for rule in _RULES for problem in rule(config)]
     if problems:
         raise UserError(
             "\n".join(["The configuration does not fit together:", *(f"  - {p}" for p in problems)])
         )
 
 
-def _problems(c: Config) -> Iterator[str]:
-    yield from _ranges(c)
-    yield from _batch(c)
-    yield from _lengths(c)
-    if c.filter.min_group > c.algo.group_size:
-        yield f"filter.min_group={c.filter.min_group} exceeds algo.group_size={c.algo.group_size}: no group would be kept."
-    if unknown := sorted(set(c.filter.train_threads) - {"main", "subagent"}):
-        yield f"filter.train_threads has {', '.join(unknown)}: use main, subagent or both."
-    if not c.filter.train_threads:
-        yield "filter.train_threads is empty: nothing would be trained. Use [main]."
-    if c.harness.profile not in ("lean", "stock"):
-        yield f"harness.profile={c.harness.profile}: use lean or stock."
-    if c.schedule.mode not in ("sync", "async"):
-        yield f"schedule.mode={c.schedule.mode}: use sync or async."
-    if c.schedule.mode == "async" and c.schedule.max_staleness < 1:
-        yield "schedule.mode=async needs schedule.max_staleness>=1: set it to 1, or take schedule=sync."
-    if c.schedule.mode == "sync" and c.schedule.max_staleness != 0:
-        yield f"schedule.mode=sync is never stale: set schedule.max_staleness=0 (not {c.schedule.max_staleness})."
-    if c.backend.router_replay and not c.model.path and c.model.experts == 0:
-        yield "backend.router_replay=true with a dense policy (model.experts=0): set backend.router_replay=false."
-    if c.backend.device not in ("cpu", "cuda"):
-        yield f"backend.device={c.backend.device}: use cpu or cuda."
-    if c.model.experts and c.model.experts_per_token > c.model.experts:
-        yield f"model.experts_per_token={c.model.experts_per_token} exceeds model.experts={c.model.experts}."
-    if c.model.heads % c.model.kv_heads:
-        yield f"model.heads={c.model.heads} is no multiple of model.kv_heads={c.model.kv_heads}."
-
-
 def _ranges(c: Config) -> Iterator[str]:
-    at_least = {
+    least = {
         "run.steps": (c.run.steps, 1),
         "run.heldout_every": (c.run.heldout_every, 1),
         "run.heldout_tasks": (c.run.heldout_tasks, 1),
@@ -59,56 +31,99 @@ def _ranges(c: Config) -> Iterator[str]:
         "backend.world_size": (c.backend.world_size, 1),
         "algo.tasks_per_step": (c.algo.tasks_per_step, 1),
         "algo.minibatches": (c.algo.minibatches, 1),
+        "algo.learning_rate": (c.algo.learning_rate, 0.0),
         "engine.reply_tokens": (c.engine.reply_tokens, 1),
         "engine.max_num_seqs": (c.engine.max_num_seqs, 1),
         "filter.min_group": (c.filter.min_group, 1),
-        "algo.learning_rate": (c.algo.learning_rate, 0.0),
     }
-    for key, (value, least) in at_least.items():
-        if value < least:
-            yield f"{key}={value} must be at least {least}."
-    for key, seconds in {
+    for key, (value, bound) in least.items():
+        if value < bound:
+            yield f"{key}={value} must be at least {bound}."
+    seconds = {
         "harness.deadline_s": c.harness.deadline_s,
         "launcher.deadline_s": c.launcher.deadline_s,
         "launcher.stall_s": c.launcher.stall_s,
         "engine.request_timeout_s": c.engine.request_timeout_s,
         "sandbox.start_timeout_s": c.sandbox.start_timeout_s,
-    }.items():
-        if seconds <= 0:
-            yield f"{key}={seconds} must be a positive number of seconds."
-    if c.engine.temperature <= 0:
-        yield f"engine.temperature={c.engine.temperature} must be positive: a greedy policy has no log-probabilities to train on."
-    if len(c.algo.betas) != 2:
-        yield f"algo.betas={c.algo.betas} must be two numbers."
+    }
+    for key, value in seconds.items():
+        if value <= 0:
+            yield f"{key}={value} must be a positive number of seconds."
+
+
+def _choices(c: Config) -> Iterator[str]:
+    allowed = {
+        "harness.profile": (c.harness.profile, ("lean", "stock")),
+        "schedule.mode": (c.schedule.mode, ("sync", "async")),
+        "backend.device": (c.backend.device, ("cpu", "cuda")),
+    }
+    for key, (value, values) in allowed.items():
+        if value not in values:
+            yield f"{key}={value}: use {' or '.join(values)}."
+    if unknown := sorted(set(c.filter.train_threads) - {"main", "subagent"}):
+        yield f"filter.train_threads has {', '.join(unknown)}: use main, subagent or both."
+    if not c.filter.train_threads:
+        yield "filter.train_threads is empty, so nothing would be trained: use [main]."
 
 
 def _batch(c: Config) -> Iterator[str]:
-    trials = c.algo.tasks_per_step * c.algo.group_size
-    if c.algo.group_size < 2:
-        yield f"algo.group_size={c.algo.group_size}: an advantage compares trials of one task, so use at least 2."
-    if c.algo.minibatches >= 1 and trials % c.algo.minibatches:
+    algo = c.algo
+    trials = algo.tasks_per_step * algo.group_size
+    if algo.group_size < 2:
+        yield f"{algo.group_size=}: an advantage compares trials of one task, so use at least 2."
+    elif c.filter.min_group > algo.group_size:
+        yield f"filter.min_group={c.filter.min_group} exceeds {algo.group_size=}: lower it."
+    if algo.minibatches >= 1 and trials % algo.minibatches:
         yield (
             f"algo.tasks_per_step * algo.group_size = {trials} trials do not split into "
-            f"algo.minibatches={c.algo.minibatches}: use a divisor of {trials}."
+            f"{algo.minibatches=}: use a divisor of {trials}."
         )
-    if c.algo.tasks_per_step > c.tasks.train:
-        yield f"algo.tasks_per_step={c.algo.tasks_per_step} exceeds tasks.train={c.tasks.train}: lower it, or raise tasks.train."
+    if algo.tasks_per_step > c.tasks.train:
+        yield f"{algo.tasks_per_step=} exceeds tasks.train={c.tasks.train}: lower it."
     if c.run.heldout_tasks > c.tasks.heldout:
-        yield f"run.heldout_tasks={c.run.heldout_tasks} exceeds tasks.heldout={c.tasks.heldout}: lower it, or raise tasks.heldout."
+        yield f"run.heldout_tasks={c.run.heldout_tasks} exceeds tasks.heldout={c.tasks.heldout}: lower it."
+    if len(algo.betas) != 2:
+        yield f"{algo.betas=} must be two numbers."
 
 
-def _lengths(c: Config) -> Iterator[str]:
-    if c.engine.reply_tokens >= c.engine.max_model_len:
-        yield f"engine.reply_tokens={c.engine.reply_tokens} must be below engine.max_model_len={c.engine.max_model_len}."
-    if c.engine.trial_tokens < c.engine.reply_tokens:
-        yield f"engine.trial_tokens={c.engine.trial_tokens} is less than one reply: raise it to engine.reply_tokens={c.engine.reply_tokens}."
-    if not c.model.path and c.engine.max_model_len > c.model.max_positions:
-        yield f"engine.max_model_len={c.engine.max_model_len} exceeds model.max_positions={c.model.max_positions}: lower it."
-    if c.engine.max_num_seqs < c.sandbox.concurrency:
+def _sampling(c: Config) -> Iterator[str]:
+    engine = c.engine
+    if engine.temperature <= 0:
+        yield f"{engine.temperature=}: a greedy policy explores nothing; take 1.0."
+    if engine.reply_tokens >= engine.max_model_len:
+        yield f"{engine.reply_tokens=} must be below {engine.max_model_len=}."
+    if engine.trial_tokens < engine.reply_tokens:
+        yield f"{engine.trial_tokens=} is less than one reply ({engine.reply_tokens=})."
+    if not c.model.path and engine.max_model_len > c.model.max_positions:
+        yield f"{engine.max_model_len=} exceeds model.max_positions={c.model.max_positions}."
+    if engine.max_num_seqs < c.sandbox.concurrency:
         yield (
-            f"engine.max_num_seqs={c.engine.max_num_seqs} is below sandbox.concurrency={c.sandbox.concurrency}: "
-            "requests in flight would wait for each other at a weight sync; raise it."
+            f"{engine.max_num_seqs=} is below sandbox.concurrency={c.sandbox.concurrency}: "
+            "waiting requests would hold up a weight sync; raise it."
         )
-    need = LONG_PROMPT_HARNESSES.get(c.harness.name, 0)
-    if c.engine.max_model_len < need:
-        yield f"harness={c.harness.name} needs engine.max_model_len>={need} (it is {c.engine.max_model_len})."
+    needed = CONTEXT_NEEDED.get(c.harness.name, 0)
+    if engine.max_model_len < needed:
+        yield f"harness={c.harness.name} needs engine.max_model_len>={needed} (not {engine.max_model_len})."
+
+
+def _schedule(c: Config) -> Iterator[str]:
+    staleness = c.schedule.max_staleness
+    if c.schedule.mode == "async" and staleness < 1:
+        yield f"schedule.mode=async needs schedule.max_staleness>=1 (not {staleness}), or take schedule=sync."
+    if c.schedule.mode == "sync" and staleness != 0:
+        yield f"schedule.mode=sync is never stale: set schedule.max_staleness=0 (not {staleness})."
+
+
+def _policy(c: Config) -> Iterator[str]:
+    model = c.model
+    if model.path:
+        return
+    if c.backend.router_replay and model.experts == 0:
+        yield "backend.router_replay=true, but a policy with model.experts=0 routes nothing: set it to false."
+    if model.experts and not 1 <= model.experts_per_token <= model.experts:
+        yield f"{model.experts_per_token=} must lie between 1 and {model.experts=}."
+    if model.kv_heads < 1 or model.heads % model.kv_heads:
+        yield f"{model.heads=} must be a multiple of {model.kv_heads=}."
+
+
+_RULES = (_ranges, _choices, _batch, _sampling, _schedule, _policy)

@@ -138,7 +138,7 @@ class EngineConfig:
     name: str = MISSING
     dtype: str = "bfloat16"
     max_model_len: int = 16384
-    """Context window. claude_code and opencode open with several thousand tokens of tools and instructions."""
+    """Context window. claude_code and opencode begin with several thousand tokens of tools and text."""
     max_num_seqs: int = 32
     max_batched_tokens: int = 4096
     kv_cache_gb: int = 1

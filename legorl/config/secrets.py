@@ -32,7 +32,7 @@ def resolve_secret(value: str) -> str:
             return os.environ[match[1]]
         except KeyError:
             raise UserError(
-                f"The configuration refers to the secret {match[1]}, which is not set. Run `export {match[1]}=…` first."
+                f"The configuration refers to the secret {match[1]}, which is not set: `export {match[1]}=…`."
             ) from None
 
     return _REFERENCE.sub(lookup, value)

@@ -1,4 +1,4 @@
-"""Registers the schema with Hydra. `conf/config.yaml` starts from it, so that every key is typed and closed."""
+"""Registers the schema with Hydra; `conf/config.yaml` starts from it, so every key is typed and closed."""
 
 from __future__ import annotations
 

@@ -118,9 +118,9 @@ class EventLog:
             os.write(self._fd, b"\n")  # a resumed run: the torn line of the crash stays alone
 
     def write(self, event: Event) -> None:
-        """Append one event; on disk before the return for events that end a step. Raises `OSError` (disk full)."""
+        """Append one event; fsynced when it ends a step or the run. Raises `OSError` (disk full)."""
         fields = event.record.to_json() if isinstance(event, Trial) else dataclasses.asdict(event)
-        # JSON has no NaN: a metric that is not a number is left out of the step, as null in the line.
+        # JSON has no NaN: a metric that is not a number becomes null.
         line = json.dumps({"t": time.time(), "kind": event.kind, **_finite(fields)}, allow_nan=False) + "\n"
         data = memoryview(line.encode())
         while data:
@@ -136,7 +136,7 @@ class EventLog:
 
 
 class EventReader:
-    """Reads a growing log: each call of `new` gives the events whole lines of which arrived since the last."""
+    """Reads a growing log: each call of `new` gives the events that are whole since the last call."""
 
     def __init__(self, run_dir: Path) -> None:
         self._file = run_dir / EVENTS_FILE

@@ -83,7 +83,7 @@ class Harness(Protocol):
         """Mounts that a sandbox needs. Raises `UserError` naming the install command when not installed."""
 
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
-        """How to start it on `instruction`; `base_url` is the trial's own prefix on the proxy, without `/v1`."""
+        """How to start it on `instruction`; `base_url` is the trial's prefix on the proxy, without `/v1`."""
 
     async def run(self, sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
         """Put the files, run to the end or the deadline."""

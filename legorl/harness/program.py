@@ -1,0 +1,67 @@
+"""What the adapters share: an installed runtime, mounted at a fixed path, started as one command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from legorl.config.schema import HarnessConfig
+from legorl.errors import HarnessError, UserError
+from legorl.harness.base import Launch, Wire
+from legorl.harness.install import Runtime, install, locate
+from legorl.sandbox.base import ExecResult, Mount, Sandbox
+
+PROFILES = ("lean", "stock")
+MODEL_NAME = "policy"
+"""The proxy takes any model name; this one makes no harness think of a model it knows."""
+REQUEST_CODES = {
+    "context_length_exceeded": "context_overflow",
+    "token_limit": "token_limit",
+}
+"""Error codes of the proxy that are an end of the trial with its own name."""
+
+
+class Program:
+    """Base of the adapters. A subclass gives `runtime()`, `command`, `outcome` and `speaker`."""
+
+    name: str
+    version: str
+    wire: Wire
+
+    def __init__(self, config: HarnessConfig) -> None:
+        if config.profile not in PROFILES:
+            raise UserError(f"harness.profile is {config.profile!r}; it is one of {', '.join(PROFILES)}.")
+        self.lean = config.profile == "lean"
+
+    @property
+    def target(self) -> str:
+        """Where the runtime lies in a sandbox."""
+        return f"/opt/legorl/{self.name}"
+
+    def runtime(self) -> Runtime:
+        """What to install."""
+        raise NotImplementedError
+
+    def install(self, cache: Path) -> Path:
+        """See `Harness.install`."""
+        return install(self.runtime(), cache)
+
+    def mounts(self, cache: Path) -> tuple[Mount, ...]:
+        """See `Harness.mounts`."""
+        return (Mount(locate(self.runtime(), cache), self.target),)
+
+    async def run(self, sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
+        """See `Harness.run`."""
+        for path, data in launch.files.items():
+            await sandbox.put(path, data)
+        return await sandbox.exec(launch.argv, timeout_s=timeout_s, env=launch.env)
+
+    async def close(self) -> None:
+        """Nothing is held between trials."""
+
+
+def broken(name: str, result: ExecResult, why: str) -> HarnessError:
+    """The error for an end that is not one of the harness's own."""
+    tail = (result.stderr.strip() or result.stdout.strip())[-1500:].decode(errors="replace")
+    return HarnessError(
+        f"{name} {why} (exit code {result.code}, {result.seconds:.1f} s). Its last output:\n{tail}"
+    )

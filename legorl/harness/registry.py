@@ -1,0 +1,26 @@
+"""Which harnesses there are."""
+
+from __future__ import annotations
+
+import difflib
+
+from legorl.config.schema import HarnessConfig
+from legorl.errors import UserError
+from legorl.harness.mini_swe_agent import MiniSweAgent
+from legorl.harness.program import Program
+
+HARNESSES: dict[str, type[Program]] = {adapter.name: adapter for adapter in (MiniSweAgent,)}
+
+
+def get_harness(config: HarnessConfig) -> Program:
+    """The adapter that `config.name` asks for.
+
+    Raises:
+        UserError: no such harness, or no such profile.
+    """
+    adapter = HARNESSES.get(config.name)
+    if adapter is None:
+        close = difflib.get_close_matches(config.name, HARNESSES, n=1, cutoff=0.5)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UserError(f"There is no harness {config.name!r}.{hint} Known: {', '.join(sorted(HARNESSES))}.")
+    return adapter(config)

@@ -1,4 +1,4 @@
-"""The default pool `repair`: small modules with one wrong operator. It is a pool a tiny policy can learn from.
+"""The default pool `repair`: small modules with one wrong operator, a pool a tiny policy can learn from.
 
 What a policy of a million parameters can learn here is a habit (run the tests, on red try again, submit on
 green), not the meaning of code: the right operator shows only in the asserts, and each of the alternatives
@@ -24,11 +24,40 @@ GENERATOR = "repair/1"
 
 ABOUT = "Small modules with one wrong operator: a pool a tiny policy can learn from (a habit, not a meaning)."
 
-PACKAGES = "shop bank game farm post grid club fleet depot studio".split()
-MODULES = "cart rules stock score level price quota route queue batch ledger badge".split()
-NOUNS = "age weight speed depth score price stock level width height count power energy rank balance".split()
-LIMITS = "limit bound target budget cap quota base ratio step margin".split()
-VERBS = "check get find calc test eval make pick show read".split()
+PACKAGES = ["shop", "bank", "game", "farm", "post", "grid", "club", "fleet", "depot", "studio"]
+MODULES = [
+    "cart",
+    "rules",
+    "stock",
+    "score",
+    "level",
+    "price",
+    "quota",
+    "route",
+    "queue",
+    "batch",
+    "ledger",
+    "badge",
+]
+NOUNS = [
+    "age",
+    "weight",
+    "speed",
+    "depth",
+    "score",
+    "price",
+    "stock",
+    "level",
+    "width",
+    "height",
+    "count",
+    "power",
+    "energy",
+    "rank",
+    "balance",
+]
+LIMITS = ["limit", "bound", "target", "budget", "cap", "quota", "base", "ratio", "step", "margin"]
+VERBS = ["check", "get", "find", "calc", "test", "eval", "make", "pick", "show", "read"]
 
 VISIBLE = 4
 HIDDEN = 12
@@ -101,7 +130,8 @@ class Function:
     operator: str
 
     def source(self) -> str:
-        return f"def {self.name}({self.first}, {self.second}):\n    return {self.first} {self.operator} {self.second}\n"
+        head = f"def {self.name}({self.first}, {self.second}):"
+        return f"{head}\n    return {self.first} {self.operator} {self.second}\n"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,94 @@
+"""Runs one script in a bubblewrap sandbox laid out like a trial's verify phase: /workspace, /tests, /logs.
+
+Invariants: no network; the host is read-only and only its system directories are seen; when `run` returns, or
+this process dies, nothing of the script is left.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from legorl.errors import UserError
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+PYTHON = "/opt/python/bin/python"
+"""The sandbox's `python`: a link to this process's interpreter, first in PATH."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """How the script ended."""
+
+    code: int
+    output: str
+    """Standard output and error together."""
+    timed_out: bool
+
+
+def _argv(read_only: Mapping[str, Path], writable: Mapping[str, Path]) -> list[str]:
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise UserError("bwrap is missing; tasks are validated in it. Install it: apt-get install bubblewrap")
+    argv = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
+    interpreter = Path(os.path.realpath(sys.executable))
+    for directory in dict.fromkeys([*SYSTEM, sys.base_prefix]):
+        if Path(directory).is_symlink():
+            argv += ["--symlink", str(Path(directory).readlink()), directory]
+        elif Path(directory).exists():
+            argv += ["--ro-bind", directory, directory]
+    # What is installed beside the interpreter is not part of a task's environment (and slows every start).
+    site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
+    if Path(site).is_dir():
+        argv += ["--tmpfs", site]
+    argv += ["--symlink", str(interpreter), PYTHON, "--proc", "/proc", "--dev", "/dev"]
+    for directory in ("/tmp", "/workspace", "/logs"):
+        argv += ["--tmpfs", directory]
+    for target, source in read_only.items():
+        argv += ["--ro-bind", str(source.absolute()), target]
+    for target, source in writable.items():
+        argv += ["--bind", str(source.absolute()), target]
+    search = f"{Path(PYTHON).parent}:/usr/local/bin:/usr/bin:/bin"
+    for name, value in {"PATH": search, "HOME": "/tmp", "LANG": "C.UTF-8"}.items():
+        argv += ["--setenv", name, value]
+    return [*argv, "--chdir", "/workspace", "--", "bash"]
+
+
+def run(
+    script: str, *, read_only: Mapping[str, Path], writable: Mapping[str, Path], timeout_s: float
+) -> Completed:
+    """Run a bash script; mappings give host directories by their path in the sandbox.
+
+    Raises:
+        UserError: bwrap is missing or may not create namespaces here.
+    """
+    process = subprocess.Popen(
+        _argv(read_only, writable),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    timed_out = False
+    try:
+        output, _ = process.communicate(script, timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        timed_out = True
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode and output.startswith("bwrap: "):
+        raise UserError(f"bwrap does not work here: {output.strip()}")
+    return Completed(process.returncode, output, timed_out)

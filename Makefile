@@ -1,0 +1,25 @@
+# `make train` and `make test` do all the set-up themselves.
+SHELL := bash
+# Some images switch byte code off; every process would compile torch and verl anew.
+unexport PYTHONDONTWRITEBYTECODE
+VENV := .venv/bin
+
+.PHONY: train test check setup clean
+
+train: setup  ## set up, then the main job on this machine
+	$(VENV)/legorl train
+
+test: setup check  ## everything: lint, types, unit, integration and end-to-end tests
+	OMP_NUM_THREADS=1 $(VENV)/pytest -q -m "integration or e2e or slow" --durations=15
+
+check: setup  ## lint, types and unit tests
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy
+	OMP_NUM_THREADS=1 $(VENV)/pytest -q -m "not integration and not e2e and not slow"
+
+setup:
+	@scripts/setup.sh
+
+clean:  ## remove the environment, caches and runs
+	rm -rf .venv .cache runs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,63 @@
+"""Ends a job whose workers died: verl can wait for ever for an engine or a trainer that no longer exists.
+
+Looks at the job's own descendants once a second. A process that a run cannot do without and that is gone
+before the run is over is named, and the job ends with that reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import psutil
+
+_CRITICAL = ("WorkerDict", "vLLMHttpServer", "EngineCore", "AgentLoopWorker", "TaskRunner", "raylet", "gcs_server")
+_GRACE_S = 10.0
+"""Time for the run to notice by itself and fail with a better message."""
+
+
+class Watchdog:
+    """Watches until `stop`; calls `on_death(reason)` at most once, from its own thread."""
+
+    def __init__(self, on_death: Callable[[str], None]) -> None:
+        self._on_death = on_death
+        self._over = threading.Event()
+        self._seen: dict[int, tuple[str, psutil.Process]] = {}
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The run is over; deaths are expected from now on."""
+        self._over.set()
+
+    def _look(self) -> str | None:
+        """Name of a critical process that is gone."""
+        for pid, (name, process) in list(self._seen.items()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                    continue
+            return f"{name} (pid {pid})"
+        for process in psutil.Process(os.getpid()).children(recursive=True):
+            if process.pid in self._seen:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess):
+                command = " ".join(process.cmdline()[:1])
+                name = next((name for name in _CRITICAL if name in command), None)
+                if name is not None:
+                    self._seen[process.pid] = (name, process)
+        return None
+
+    def _watch(self) -> None:
+        while not self._over.wait(1.0):
+            died = self._look()
+            if died is None:
+                continue
+            deadline = time.monotonic() + _GRACE_S
+            while time.monotonic() < deadline:
+                if self._over.wait(0.2):
+                    return
+            self._on_death(f"The process {died} of the run died; its last words, if any, are in job.log.")
+            return

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Resolves requirements/laptop.lock anew from pyproject.toml (extras cpu and dev).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+links=()
+while read -r place; do [[ -n $place ]] && links+=(--find-links "$place"); done < <(
+  .venv/bin/pip config list 2>/dev/null | sed -n "s/.*find-links='\(.*\)'$/\1/p" | tr ' ' '\n' | sort -u)
+.venv/bin/uv pip compile pyproject.toml --extra cpu --extra dev --python-version 3.11 --override requirements/overrides.txt \
+  "${links[@]}" --no-emit-find-links --no-header --no-annotate -q -o requirements/laptop.lock
+# The CPU build and the public release of torch differ in the local part only.
+sed -i 's/^torch==\([0-9.]*\)+cpu$/torch==\1/' requirements/laptop.lock

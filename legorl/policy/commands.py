@@ -5,12 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-OPERATORS = {
-    "comparison": ("<", "<=", ">", ">=", "=="),
-    "arithmetic": ("+", "-", "*", "//", "%"),
-}
-"""Families of operators; a defect swaps one operator for another of its family."""
-
 CLASS = "[-+*/%<>=!]+"
 EDIT_START = "sed -i -E '"
 PATTERN = f"s@ {CLASS} @ "

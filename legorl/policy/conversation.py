@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from legorl.errors import LegoError
-from legorl.policy.commands import CLASS, OPERATORS, TEST, Edit, read_edit
+from legorl.policy.commands import CLASS, TEST, Edit, read_edit
 from legorl.policy.template import CALL_END, CALL_START, TURN_END, TURN_START
 from legorl.policy.tokenizer import BASH_TOOL
+from legorl.tasks.mutate import FAMILIES
 
 _TURN = re.compile(re.escape(TURN_START) + r"(\w+)\n(.*?)" + re.escape(TURN_END), re.DOTALL)
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
@@ -57,7 +58,7 @@ class Conversation:
     @property
     def family(self) -> tuple[str, ...]:
         """The operators that may be right, in their fixed order."""
-        for family in OPERATORS.values():
+        for family in FAMILIES.values():
             if self.operator in family:
                 return family
         raise LegoError(f"The operator {self.operator!r} in {self.path} is of no known family.")

@@ -8,13 +8,13 @@ Numbers are split from words and learned whole, so a line number is one token wh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from legorl.policy.commands import AND_TEST, EDIT_END, EDIT_START, OPERATORS, PATTERN, SUBMIT, TEST
+from legorl.policy.commands import AND_TEST, EDIT_END, EDIT_START, PATTERN, SUBMIT, TEST
 from legorl.policy.template import (
     CALL_END,
     CALL_START,
@@ -26,6 +26,7 @@ from legorl.policy.template import (
     TURN_START,
     to_json,
 )
+from legorl.tasks.mutate import FAMILIES
 
 SPECIAL = (END_OF_TEXT, TURN_START, TURN_END)
 
@@ -74,6 +75,18 @@ BOILERPLATE = (
 )
 
 
+def corpus(instructions: Iterable[str]) -> Iterator[str]:
+    """What a policy will read and write on tasks with these instructions: text, commands, test output."""
+    for instruction in instructions:
+        yield instruction
+        for line in instruction.split("\n"):
+            if line.startswith("assert "):
+                yield f"E {line}\n2 failed, 2 passed"
+            elif line.startswith("Location: "):
+                yield line.split(" ")[1]
+        yield "1 failed, 3 passed\n3 failed, 1 passed\n4 failed, 0 passed\n4 passed"
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     """Learn merges from `texts` (numbers below 100 and the operators are always learned).
 
@@ -95,7 +108,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
     )
     pieces = [piece for text in texts for piece in _without_boilerplate(text)]
     numbers = [str(number) for number in range(100)] * 3
-    operators = [operator for family in OPERATORS.values() for operator in family] * 10
+    operators = [operator for family in FAMILIES.values() for operator in family] * 10
     tokenizer.train_from_iterator([*pieces, *numbers, *operators], trainer)
     tokenizer.add_tokens([AddedToken(text, normalized=False) for text in BOILERPLATE])
     return tokenizer

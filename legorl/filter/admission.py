@@ -13,7 +13,7 @@ import numpy as np
 
 from legorl.config.schema import FilterConfig
 from legorl.trial.record import TrialRecord
-from legorl.trial.termination import Blame, Verdict, termination
+from legorl.trial.termination import Blame, is_excluded, termination
 
 
 @dataclass(frozen=True)
@@ -56,20 +56,9 @@ class StepAdmission:
     groups: tuple[GroupStats, ...]
 
 
-def excluded(name: str, config: FilterConfig) -> bool:
-    """Whether a trial with this termination is left out altogether.
-
-    Only a budget cause that the table excludes can be loosened, and `agent_deadline` is the only one.
-    """
-    row = termination(name)
-    if row.blame is Blame.BUDGET and row.name == "agent_deadline":
-        return config.exclude_agent_deadline
-    return row.verdict is Verdict.EXCLUDE
-
-
 def _individual(record: TrialRecord, config: FilterConfig) -> Admission:
     truncated = termination(record.termination).blame is Blame.BUDGET
-    if excluded(record.termination, config):
+    if is_excluded(record.termination, exclude_agent_deadline=config.exclude_agent_deadline):
         return Admission(record.id, False, False, truncated, record.termination)
     if record.violations:
         return Admission(record.id, False, False, truncated, "proxy")

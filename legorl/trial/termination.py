@@ -63,3 +63,13 @@ TERMINATIONS: dict[str, Termination] = {row.name: row for row in _ROWS}
 def termination(name: str) -> Termination:
     """The row called `name`; an unknown name is a programming error and raises `KeyError`."""
     return TERMINATIONS[name]
+
+
+def is_excluded(name: str, *, exclude_agent_deadline: bool) -> bool:
+    """Whether a trial that ended so is left out altogether (not even graded).
+
+    The table decides; the agent's deadline is the one cause that a configuration may loosen.
+    """
+    if name == "agent_deadline":
+        return exclude_agent_deadline
+    return termination(name).verdict is Verdict.EXCLUDE

@@ -1,0 +1,74 @@
+"""Deadlines and timing of a trial's phases, and what an exception means for the trial.
+
+Invariant: every wait of a trial happens inside a phase, so it has a deadline and is timed; clean-up runs to
+its end (or its own deadline) even when the trial is cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from legorl.errors import InfrastructureError, SetupDeadlineError
+from legorl.harness.base import Outcome
+
+T = TypeVar("T")
+
+
+@dataclass
+class PhaseClock:
+    """Seconds spent in each phase so far, and the deadlines."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def phase(self, name: str, deadline_s: float) -> AsyncIterator[None]:
+        """Time a phase and bound it.
+
+        Raises:
+            SetupDeadlineError: the deadline passed. A `TimeoutError` from within passes unchanged.
+        """
+        start = time.monotonic()
+        deadline = asyncio.timeout(deadline_s)
+        try:
+            async with deadline:
+                yield
+        except TimeoutError as error:
+            if deadline.expired():
+                raise SetupDeadlineError(f"Phase {name} took longer than {deadline_s:g} s.") from error
+            raise
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    async def cleanup(self, name: str, work: Awaitable[T], deadline_s: float) -> T:
+        """Run `work` to its end as phase `name`; a cancellation meanwhile is delivered afterwards.
+
+        Raises:
+            SetupDeadlineError: the deadline passed; `work` was cancelled.
+        """
+
+        async def bounded() -> T:
+            async with self.phase(name, deadline_s):
+                return await work
+
+        task = asyncio.ensure_future(bounded())
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                with suppress(Exception):
+                    await task
+            raise
+
+
+def ending_of(error: Exception) -> Outcome:
+    """The termination that an exception stands for (I5: never one of the policy's own ends)."""
+    if isinstance(error, InfrastructureError):
+        return Outcome(error.cause, str(error))
+    if isinstance(error, TimeoutError):
+        return Outcome("setup_deadline", f"A wait without a phase of its own timed out: {error}")
+    return Outcome("infrastructure", f"{type(error).__name__}: {error}")

@@ -74,7 +74,6 @@ class AlgoConfig:
     name: str = MISSING
     loss: str = MISSING
     """Policy loss, a name of verl's registry."""
-    loss_agg: str = "seq-mean-token-mean"
     normalize_by_std: bool = True
     clip_low: float = 0.2
     clip_high: float = 0.2

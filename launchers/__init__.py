@@ -1,0 +1,1 @@
+"""Where jobs run: one module per choice of `conf/launcher`."""

@@ -1,0 +1,152 @@
+"""`legorl train`: compose, check, prepare, launch."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import platform
+import secrets
+import sys
+import time
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import legorl
+from legorl.errors import LegoError, UserError
+
+if TYPE_CHECKING:  # Hydra and MLflow are imported when a run starts, not for `--help`
+    from legorl.config.compose import Composed
+    from legorl.config.schema import Config
+
+_VERSIONS = ("verl", "vllm", "torch", "transformers", "ray", "mlflow", "hydra-core")
+
+
+class Launcher(Protocol):
+    """A module of this package."""
+
+    def check_host(self) -> None:
+        """Raises `UserError` for what the machine lacks."""
+
+    def launch(self, run_dir: Path) -> int:
+        """Run the job to its end; 0 finished, 1 failed, 130 killed."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `train`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="run an experiment",
+        description="Compose a configuration, prepare what it needs, and run it.",
+        epilog="legorl train harness=claude_code run.steps=12    legorl train -m algo=gspo,grpo seed=0,1",
+    )
+    parser.add_argument("overrides", nargs="*", help="group=choice or group.key=value")
+    parser.add_argument("-m", "--multirun", action="store_true", help="run every combination of `key=a,b`")
+    parser.add_argument(
+        "--config-dir", type=Path, action="append", default=[], help="directory with your own conf"
+    )
+    parser.add_argument("--cfg", action="store_true", help="print the composed tree and stop")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs one job, or those of a sweep one after another; the first exit code that is not 0 counts."""
+    from legorl.config.compose import compose_run, expand_sweep
+    from legorl.config.resolved import to_yaml
+
+    wanted = expand_sweep(args.overrides) if args.multirun else [args.overrides]
+    jobs = [
+        compose_run(overrides, args.config_dir) for overrides in wanted
+    ]  # all are checked before one runs
+    if args.cfg:
+        print("---\n".join(to_yaml(job.config) for job in jobs), end="")
+        return 0
+    launchers = {job.config.launcher.name: _launcher(job.config.launcher.name) for job in jobs}
+    for launcher in launchers.values():
+        launcher.check_host()
+    sweep = secrets.token_hex(4) if args.multirun else ""
+    codes = []
+    for number, job in enumerate(jobs, 1):
+        if args.multirun:
+            print(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}", flush=True)
+        codes.append(_run_one(job, launchers[job.config.launcher.name], sweep))
+        if codes[-1] == 130:
+            break
+    return next((code for code in codes if code), 0)
+
+
+def _run_one(job: Composed, launcher: Launcher, sweep: str) -> int:
+    from legorl.config import rundir
+    from legorl.config.resolved import config_hash, save_config
+    from legorl.tracking import mlflow
+
+    config = job.config
+    run_dir = rundir.new_run_dir(Path(config.paths.runs))
+    with rundir.lock(run_dir):
+        info = rundir.RunInfo(
+            id=run_dir.name,
+            steps=config.run.steps,
+            created=time.time(),
+            name=config.run.name,
+            command=["legorl", *sys.argv[1:]],
+            overrides=list(job.overrides),
+            choices=job.choices,
+            config_hash=config_hash(config),
+            versions=_versions(),
+            sweep=sweep,
+        )
+        rundir.write_info(run_dir, info)
+        save_config(config, run_dir)
+        print(f"run {info.id} ({_choices(job)})", flush=True)
+        try:
+            mlflow.create_store(config)
+            info = dataclasses.replace(info, mlflow_run=mlflow.create_run(config, info))
+            rundir.write_info(run_dir, info)
+            _prepare(config)
+        except BaseException as error:
+            state = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
+            rundir.end_run(run_dir, state, f"while preparing: {str(error) or type(error).__name__}")
+            if info.mlflow_run:
+                with contextlib.suppress(LegoError):  # the first error is the one to tell
+                    mlflow.end_if_running(config, info.mlflow_run, state)
+            raise
+        code = launcher.launch(run_dir)
+    print(f"look:   legorl show {info.id}")
+    print(f"curves: mlflow ui --backend-store-uri {_short(mlflow.tracking_uri(config))}", flush=True)
+    return code
+
+
+def _prepare(config: Config) -> None:
+    """Tasks, harness runtime and start policy, each built when it is missing."""
+    from legorl.trainer.prepare import prepare
+
+    prepare(config, lambda text: print(text, flush=True))
+
+
+def _launcher(name: str) -> Launcher:
+    try:
+        return cast(Launcher, import_module(f"legorl.launchers.{name}"))
+    except ModuleNotFoundError as error:
+        raise UserError(f"launcher.name={name}: there is no module legorl.launchers.{name}.") from error
+
+
+def _versions() -> dict[str, str]:
+    found = {"legorl": legorl.__version__, "python": platform.python_version()}
+    for name in _VERSIONS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
+def _choices(job: Composed) -> str:
+    return " ".join(f"{group}={job.choices[group]}" for group in ("harness", "model", "algo", "experiment"))
+
+
+def _short(uri: str) -> str:
+    """A database below the working directory by its relative path."""
+    prefix = "sqlite:///"
+    path = Path(uri.removeprefix(prefix))
+    if uri.startswith(prefix) and path.is_relative_to(Path.cwd()):
+        return f"{prefix}{path.relative_to(Path.cwd())}"
+    return uri

@@ -1,0 +1,179 @@
+"""MLflow: one run per run, by an explicit id.
+
+Invariants: the store is created (and a database migrated) once, by the launcher, before any job opens it;
+a step is logged in one batch, together with the note that it was, so a resumed run repeats nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from legorl.config.resolved import CONFIG_FILE, load_config
+from legorl.config.rundir import RunInfo, read_info
+from legorl.config.schema import Config
+from legorl.config.secrets import resolve_secret
+from legorl.errors import InfrastructureError, UserError
+from legorl.tracking.metrics import check_names
+
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+"""Our end states -> MLflow's."""
+
+_BATCH = 100
+"""Parameters per request that MLflow accepts."""
+
+
+def tracking_uri(config: Config) -> str:
+    """`tracking.uri` (a secret in it stays a reference), or sqlite in the run area."""
+    return config.tracking.uri or f"sqlite:///{Path(config.paths.runs).resolve() / 'mlflow.db'}"
+
+
+def create_store(config: Config) -> None:
+    """Create store and experiment where they do not exist yet. Call it once, before any job.
+
+    Raises:
+        UserError: MLflow is not installed, or the store cannot be reached.
+    """
+    uri = tracking_uri(config)
+    _reach(uri)
+    artifacts = None
+    if not config.tracking.uri:
+        runs = Path(config.paths.runs).resolve()
+        runs.mkdir(parents=True, exist_ok=True)
+        artifacts = (runs / "mlartifacts").as_uri()
+    with _failures(uri, UserError):
+        client = _client(uri)
+        if client.get_experiment_by_name(config.tracking.experiment) is None:
+            client.create_experiment(config.tracking.experiment, artifact_location=artifacts)
+
+
+def create_run(config: Config, info: RunInfo) -> str:
+    """Start the run's entry; returns its id, kept in `run.json`. Raises `UserError`."""
+    uri = tracking_uri(config)
+    tags = {
+        "mlflow.runName": " ".join(filter(None, (info.name, info.id))),
+        "legorl.run": info.id,
+        "legorl.config_hash": info.config_hash,
+        "legorl.sweep": info.sweep,
+        **{f"legorl.{group}": choice for group, choice in info.choices.items()},
+    }
+    with _failures(uri, UserError):
+        client = _client(uri)
+        experiment = client.get_experiment_by_name(config.tracking.experiment)
+        return str(client.create_run(experiment.experiment_id, tags=tags).info.run_id)
+
+
+def end_if_running(config: Config, mlflow_run: str, state: str) -> None:
+    """For the supervisor: close the entry of a job that could not do it itself."""
+    with _failures(tracking_uri(config), InfrastructureError):
+        client = _client(tracking_uri(config))
+        if client.get_run(mlflow_run).info.status == "RUNNING":
+            client.set_terminated(mlflow_run, STATUS[state])
+
+
+class Tracker:
+    """The job's side. Raises `InfrastructureError` when MLflow fails: a run nobody can see must not go on."""
+
+    def __init__(self, run_dir: Path) -> None:
+        """Opens the entry named in `run.json`; parameters and `config.yaml` are logged the first time."""
+        config = load_config(run_dir)
+        self._uri = tracking_uri(config)
+        self._run = read_info(run_dir).mlflow_run
+        _reach(self._uri)
+        with self._failures():
+            self._client = _client(self._uri)
+            run = self._client.get_run(self._run)
+            self._last = {
+                series: int(run.data.tags.get(f"legorl.last_{series}", -1)) for series in ("step", "heldout")
+            }
+            if run.info.status != "RUNNING":
+                self._client.update_run(self._run, status="RUNNING")  # resumed
+            if not run.data.params:
+                self._log_config(config, run_dir)
+
+    def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one training step; a step that was logged before is skipped."""
+        self._log("step", step, metrics)
+
+    def log_heldout(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Metrics of one held-out evaluation, likewise."""
+        self._log("heldout", step, metrics)
+
+    def end(self, state: str) -> None:
+        """`finished`, `failed` or `killed`."""
+        with self._failures():
+            self._client.set_terminated(self._run, STATUS[state])
+
+    def _log(self, series: str, step: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric, RunTag
+
+        check_names(metrics)
+        if step <= self._last[series]:
+            return
+        now = int(time.time() * 1000)
+        batch = [Metric(name, value, now, step) for name, value in metrics.items() if math.isfinite(value)]
+        with self._failures():
+            note = [RunTag(f"legorl.last_{series}", str(step))]
+            self._client.log_batch(self._run, metrics=batch, tags=note)
+        self._last[series] = step
+
+    def _log_config(self, config: Config, run_dir: Path) -> None:
+        from mlflow.entities import Param
+
+        self._client.log_artifact(self._run, str(run_dir / CONFIG_FILE))
+        params = [Param(key, value) for key, value in flatten(dataclasses.asdict(config)).items()]
+        for start in range(0, len(params), _BATCH):
+            self._client.log_batch(self._run, params=params[start : start + _BATCH])
+
+    def _failures(self) -> contextlib.AbstractContextManager[None]:
+        return _failures(self._uri, InfrastructureError)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Dotted key -> value as text."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = str(value)
+    return flat
+
+
+def _client(uri: str) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(resolve_secret(uri))
+
+
+def _reach(uri: str) -> None:
+    """A server that is not there is found out now and not after minutes of MLflow's own retries."""
+    parts = urlsplit(resolve_secret(uri))
+    if parts.scheme not in ("http", "https") or parts.hostname is None:
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), timeout=10).close()
+    except OSError as error:
+        raise UserError(
+            f"MLflow at {uri} cannot be reached: {error}. Start it, or leave tracking.uri empty for sqlite."
+        ) from error
+
+
+@contextlib.contextmanager
+def _failures(uri: str, kind: type[UserError] | type[InfrastructureError]) -> Iterator[None]:
+    try:
+        from mlflow.exceptions import MlflowException
+    except ImportError as error:
+        raise UserError("MLflow is not installed: `pip install 'legorl[cpu]'`.") from error
+    try:
+        yield
+    except MlflowException as error:
+        raise kind(f"MLflow at {uri} failed: {error}") from error

@@ -1,7 +1,7 @@
 """Fakes that keep the contracts of the rooms without their isolation, for fast tests of what joins them.
 
-`FakeProvider` runs commands in a temporary directory of the host; `FakeHarness` is a small agent that talks to
-the proxy over real HTTP and runs what the policy asks for. Faults are switched on by name.
+`FakeProvider` runs commands in a temporary directory of the host; `FakeHarness` is a small agent that talks
+to the proxy over real HTTP and runs what the policy asks for. Faults are switched on by name.
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ python -B -c '
 import json, sys
 sys.path.insert(0, "/workspace")
 from shop.cart import check_age
-passed = [n for n, ok in [("low", check_age(1, 2)), ("same", check_age(2, 2)), ("high", not check_age(3, 2))] if ok]
-failed = {n: "no" for n in ("low", "same", "high") if n not in passed}
+results = {"low": check_age(1, 2), "same": check_age(2, 2), "high": not check_age(3, 2)}
+passed = [name for name, right in results.items() if right]
+failed = {name: "no" for name, right in results.items() if not right}
 json.dump({"passed": passed, "failed": failed}, open("/logs/verifier/result.json", "w"))
 print(int(not failed), file=open("/logs/verifier/reward.txt", "w"))
 '

@@ -34,9 +34,12 @@ class Generator:
     about: str
     drafts: Callable[[int, str], Iterator[Draft]]
     """(seed, split) -> drafts in a fixed order, none twice."""
+    train: int
+    heldout: int
+    """Numbers of tasks unless others are asked for."""
 
 
-GENERATORS = {repair.NAME: Generator(repair.GENERATOR, repair.ABOUT, repair.drafts)}
+GENERATORS = {repair.NAME: Generator(repair.GENERATOR, repair.ABOUT, repair.drafts, 320, 96)}
 
 
 def generator(name: str) -> Generator:

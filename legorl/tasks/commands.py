@@ -1,0 +1,221 @@
+"""`legorl tasks synth | list | show | validate`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from legorl.errors import UserError
+from legorl.tasks.pool import SPLITS, Pool, load_pool, pool_dir
+from legorl.tasks.synth import GENERATORS, generator, synth
+from legorl.tasks.task import Task, load_task
+from legorl.tasks.validate import changed, validate_pool, validate_task
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+DEFAULT_POOLS = Path(".cache/legorl/pools")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command; `run` executes what it parsed."""
+    parser = subparsers.add_parser("tasks", help="make, list, show and validate task pools")
+    commands = parser.add_subparsers(dest="tasks_command", required=True, metavar="COMMAND")
+
+    make = commands.add_parser("synth", help="make a pool; does nothing when it is there")
+    make.add_argument("name", help=f"generator: {', '.join(GENERATORS)}")
+    make.add_argument("--seed", type=int, default=0)
+    make.add_argument("--train", type=int, help="number of train tasks")
+    make.add_argument("--heldout", type=int, help="number of held-out tasks")
+
+    show_all = commands.add_parser("list", help="list pools, or the tasks of a pool")
+    show_all.add_argument("pool", nargs="?", help="a pool's directory name, such as repair-0, or a path")
+    show_all.add_argument("--split", choices=SPLITS)
+
+    show = commands.add_parser("show", help="show a task as an agent gets it")
+    show.add_argument("task", help="a task's id, or the path of its directory")
+    show.add_argument("--solution", action="store_true", help="also show the reference fix")
+
+    check = commands.add_parser(
+        "validate", help="run a task, or every task of a pool, with and without its fix"
+    )
+    check.add_argument("target", metavar="POOL|TASK", help="name or path")
+
+    for command in (make, show_all, show, check):
+        command.add_argument(
+            "--pools", type=Path, default=DEFAULT_POOLS, help="where pools lie (%(default)s)"
+        )
+    for command in (make, check):
+        command.add_argument("--jobs", type=int, default=2, help="tasks run at once (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Execute a parsed command; returns the exit status."""
+    match args.tasks_command:
+        case "synth":
+            return _synth(args)
+        case "list":
+            if args.pool is None:
+                return _list_pools(args.pools)
+            return _list_tasks(_find_pool(args.pools, args.pool), args.split)
+        case "show":
+            return _show(_find_task(args.pools, args.task), args.solution)
+        case _:
+            return _validate(args)
+
+
+def _synth(args: argparse.Namespace) -> int:
+    kind = generator(args.name)
+    train = kind.train if args.train is None else args.train
+    heldout = kind.heldout if args.heldout is None else args.heldout
+    out = pool_dir(args.pools, args.name, args.seed)
+    with _Progress(f"tasks of {out.name}") as progress:
+        pool = synth(args.name, args.seed, train, heldout, out, jobs=args.jobs, progress=progress)
+    has = pool.manifest
+    print(f"{pool.path}: {has.train} train, {has.heldout} held-out tasks, hash {has.hash[:12]}. {has.about}")
+    return 0
+
+
+def _pools(pools: Path) -> list[Path]:
+    return sorted(path.parent for path in pools.glob("*/pool.json") if not path.parent.name.startswith("."))
+
+
+def _list_pools(pools: Path) -> int:
+    rows = []
+    for path in _pools(pools):
+        has = load_pool(path).manifest
+        rows.append([path.name, str(has.train), str(has.heldout), has.generator, has.hash[:12], has.about])
+    if not rows:
+        raise UserError(f"There is no task pool in {pools}. `legorl tasks synth repair` makes one.")
+    _table(["pool", "train", "heldout", "generator", "hash", "about"], rows)
+    return 0
+
+
+def _list_tasks(pool: Pool, split: str | None) -> int:
+    entries = [entry for entry in pool.entries if split in (None, entry.split)]
+    _table(
+        ["id", "split", "source", "module", "hash"],
+        [[e.id, e.split, e.source, e.module, e.content_hash[:12]] for e in entries],
+    )
+    return 0
+
+
+def _show(task: Task, solution: bool) -> int:
+    facts = {"task": task.id, "split": task.split, "source": task.source, "module": task.module}
+    facts |= {"path": str(task.path), "test command": task.test_command}
+    facts["hidden tests"] = str(len(task.hidden_tests))
+    files = sorted(path for path in task.workspace.rglob("*") if path.is_file())
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()))
+    print(f"\n--- instruction\n{task.instruction}\n\n--- repository")
+    for path in files:
+        print(f"{path.relative_to(task.workspace)} ({path.stat().st_size} bytes)")
+    if solution:
+        print(f"\n--- reference fix\n{(task.solution / 'fix.patch').read_text()}", end="")
+    return 0
+
+
+def _validate(args: argparse.Namespace) -> int:
+    pool = _pool_at(args.pools, args.target)
+    if pool is None:
+        task = _find_task(args.pools, args.target)
+        screenings, total = iter([validate_task(task)]), 1
+    else:
+        screenings, total = validate_pool(pool, args.jobs), len(pool.entries)
+    failures = []
+    with _Progress("validated") as progress:
+        for number, screening in enumerate(screenings, 1):
+            if not screening.ok:
+                failures.append(screening.reason)
+            progress(number, total)
+    for reason in failures:
+        print(reason)
+    print(f"{total - len(failures)} of {total} tasks hold: fail without the fix, pass with it, twice.")
+    return 1 if failures else 0
+
+
+def _pool_at(pools: Path, name: str) -> Pool | None:
+    for path in (pools / name, Path(name)):
+        if (path / "pool.json").is_file():
+            return load_pool(path)
+    return None
+
+
+def _find_pool(pools: Path, name: str) -> Pool:
+    pool = _pool_at(pools, name)
+    if pool is not None:
+        return pool
+    raise UserError(f"There is no pool {name!r} in {pools}.{_suggest(name, _names(pools))}")
+
+
+def _find_task(pools: Path, name: str) -> Task:
+    """By path, or by id in any pool; a task that differs from its index entry is refused."""
+    if (Path(name) / "task.toml").is_file():
+        return load_task(Path(name))
+    ids: list[str] = []
+    for path in _pools(pools):
+        pool = load_pool(path)
+        ids += [entry.id for entry in pool.entries]
+        if name in ids:
+            if wrong := [text for text in changed(pool) if text.startswith(f"{name}: ")]:
+                raise UserError(f"{wrong[0]}. Remove the pool {path} and make it again.")
+            return pool.task(name)
+    raise UserError(f"There is no pool or task {name!r} in {pools}.{_suggest(name, ids + _names(pools))}")
+
+
+def _names(pools: Path) -> list[str]:
+    return [path.name for path in _pools(pools)]
+
+
+def _suggest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, cutoff=0.5)
+    if near:
+        return f" Did you mean {' or '.join(near)}?"
+    return " `legorl tasks list` shows what there is." if known else " `legorl tasks synth repair` makes one."
+
+
+def _table(head: list[str], rows: list[list[str]]) -> None:
+    """A table on a terminal; tab-separated lines without one."""
+    if not sys.stdout.isatty():
+        print("\n".join("\t".join(row) for row in [head, *rows]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*head)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+class _Progress:
+    """A bar on a terminal; a line for every tenth of the work without one."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self.tenth = 0
+        self.bar: Progress | None = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> _Progress:
+        if self.bar is not None:
+            self.bar.start()
+            self.id = self.bar.add_task(self.label, total=None)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.id, completed=done, total=total)
+        elif done * 10 // total > self.tenth:
+            self.tenth = done * 10 // total
+            print(f"{self.label}: {done} of {total}", file=sys.stderr, flush=True)

@@ -68,13 +68,13 @@ def launch(run_dir: Path, argv: Sequence[str] | None = None) -> int:
 
     Args:
         run_dir: holds `config.yaml` and `run.json`.
-        argv: the job, by default `python -m legorl.trainer.job RUN_DIR`.
+        argv: the job, by default `python -m legorl.trainer.job RUN_DIR --private-mounts`.
 
     Returns:
         0 finished, 1 failed, 130 killed.
     """
     config = load_config(run_dir)
-    job = list(argv or [sys.executable, "-m", "legorl.trainer.job", str(run_dir)])
+    job = list(argv or [sys.executable, "-m", "legorl.trainer.job", str(run_dir), "--private-mounts"])
     with Display(config.run.steps) as display:
         try:
             ending = _Supervisor(run_dir, config, display).run(job)

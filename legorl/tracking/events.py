@@ -1,7 +1,7 @@
 """`events.jsonl`: what happened in a run, one JSON object per line, in order.
 
-Invariant: append-only, one `write` per line by one writer, so a reader sees whole lines but for a torn
-last one after a crash. A line is `{"t": unix seconds, "kind": ..., **fields}`.
+Invariant: append-only, one `write` per line, so several processes may append and a reader sees whole lines,
+but for a torn last one after a crash. A line is `{"t": unix seconds, "kind": ..., **fields}`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ _FSYNC = {Step.kind, Heldout.kind, Fatal.kind, End.kind}
 
 
 class EventLog:
-    """Writer; one per run, in the job's main process."""
+    """Writer; each process of the job has its own."""
 
     def __init__(self, run_dir: Path) -> None:
         self._fd = os.open(

@@ -36,7 +36,7 @@ class TaskRunner:
             trainer.fit(manager)
         except BaseException:
             if trainer is not None:
-                trainer.tracker.finish("FAILED")
+                trainer.tracker.end("failed")
             raise
         finally:
             tq.close()

@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 from legorl.config.resolved import load_config
 from legorl.tracking.events import Canary, EventLog, Heldout, Phase, Start, Step
 from legorl.tracking.metrics import heldout_metrics, step_metrics
-from legorl.tracking.mlflow import open_tracker
+from legorl.tracking.mlflow import Tracker
 from legorl.trainer import canary
 from legorl.trainer.batch import advantages
 from legorl.trainer.engine import AsyncClient, SyncClient
@@ -44,7 +44,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
         self.run_dir = Path(config.trainer.default_local_dir).parent
         self.lego = load_config(self.run_dir)
         self.events = EventLog(self.run_dir)
-        self.tracker = open_tracker(self.run_dir, self.lego)
+        self.tracker = Tracker(self.run_dir)
         self._records: list[TrialRecord] = []
         self._started = time.monotonic()
 
@@ -56,7 +56,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
         self.events.write(Phase("engine_start", time.monotonic() - self._started))
         self.events.write(Start(steps=self.total_training_steps, resumed_at=self.global_steps))
         super().fit(agent_loop_manager)
-        self.tracker.finish("FINISHED")
+        self.tracker.end("finished")
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Advantages over trials, not rows (see `legorl.trainer.batch`)."""
@@ -66,7 +66,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
         result = advantages(
             batch.keys,
             [bool(tag.get("is_padding", False)) for tag in batch.tags],
-            data["extra_fields"].tolist(),
+            list(data["extra_fields"]),
             [int(mask.sum()) for mask in masks],
             self.lego.algo,
             self.lego.filter,
@@ -104,7 +104,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
                 global_steps=self.global_steps, partition_id="val", batch_size=len(batch)
             )
             data = tq.kv_batch_get(keys=done.keys, partition_id=done.partition_id, select_fields=["extra_fields"])
-            records += [TrialRecord.from_json(extra["legorl_record"]) for extra in data["extra_fields"].tolist()]
+            records += [TrialRecord.from_json(extra["legorl_record"]) for extra in list(data["extra_fields"])]
             tq.kv_clear(keys=done.keys, partition_id=done.partition_id)
         metrics = heldout_metrics(records)
         if metrics["heldout/n"] == 0:
@@ -115,7 +115,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
         self.events.write(
             Heldout(self.global_steps, metrics["heldout/success"], int(metrics["heldout/n"]), metrics)
         )
-        self.tracker.log(metrics, self.global_steps)
+        self.tracker.log_heldout(self.global_steps, metrics)
         return metrics
 
     def _check_canary(self) -> None:
@@ -153,7 +153,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
         own = step_metrics(self._records) | translate(metrics, timing_raw)
         self._records = []
         self.events.write(Step(step, own))
-        self.tracker.log(own, step)
+        self.tracker.log_step(step, own)
 
 
 class SyncTrainer(_TrialTrainer, PPOTrainerSync):  # type: ignore[misc]

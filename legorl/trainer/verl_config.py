@@ -13,14 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from legorl.config.schema import Config
 from legorl.errors import UserError
 
-_DTYPES = {"fp32": "fp32", "bf16": "bf16"}
-
 
 def _actor(config: Config) -> dict[str, Any]:
     algo, backend = config.algo, config.backend
     prefix = "actor_rollout_ref.actor"
     asynchronous = config.schedule.mode == "async"
-    dtype = _DTYPES[backend.param_dtype]
     values: dict[str, Any] = {
         f"{prefix}.strategy": "fsdp2",
         # verl's asynchronous trainer updates once per sampled batch.
@@ -31,7 +28,8 @@ def _actor(config: Config) -> dict[str, Any]:
         f"{prefix}.shuffle": True,
         f"{prefix}.data_loader_seed": config.seed,
         f"{prefix}.policy_loss.loss_mode": algo.loss,
-        f"{prefix}.loss_agg_mode": algo.loss_agg,
+        # Row weights (legorl.algo.advantage) turn this mean over rows into one vote per trial.
+        f"{prefix}.loss_agg_mode": "seq-mean-token-mean",
         f"{prefix}.clip_ratio_low": algo.clip_low,
         f"{prefix}.clip_ratio_high": algo.clip_high,
         f"{prefix}.entropy_coeff": algo.entropy_coef,
@@ -46,7 +44,7 @@ def _actor(config: Config) -> dict[str, Any]:
         f"{prefix}.fsdp_config.use_torch_compile": backend.device != "cpu",
         f"{prefix}.fsdp_config.seed": config.seed,
         f"{prefix}.fsdp_config.mixed_precision": {
-            "param_dtype": dtype,
+            "param_dtype": backend.param_dtype,
             "reduce_dtype": "fp32",
             "buffer_dtype": "fp32",
         },

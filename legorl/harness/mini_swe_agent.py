@@ -15,11 +15,9 @@ from typing import Any
 from legorl.errors import TransferError
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
 from legorl.harness.install import Runtime, base_python, pip_install
-from legorl.harness.program import MODEL_NAME, REQUEST_CODES, Program, broken
+from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
 from legorl.sandbox.base import ExecResult, Mount, Sandbox
 
-_INSIDE = Path(__file__).parent / "inside"
-_INSIDE_TARGET = "/opt/legorl/inside"
 _CONFIG = "/tmp/legorl/mini.json.yaml"
 _TRAJECTORY = "/tmp/legorl/trajectory.json"
 _REQUIREMENTS = (
@@ -80,7 +78,7 @@ class MiniSweAgent(Program):
 
     def mounts(self, cache: Path) -> tuple[Mount, ...]:
         """See `Harness.mounts`."""
-        return (*super().mounts(cache), Mount(_INSIDE, _INSIDE_TARGET))
+        return (*super().mounts(cache), Mount(INSIDE, INSIDE_TARGET))
 
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
         """See `Harness.command`."""
@@ -96,7 +94,7 @@ class MiniSweAgent(Program):
             }
         specs = [_CONFIG] if self.lean else ["mini.yaml", _CONFIG]
         return Launch(
-            argv=(str(base_python()), "-I", "-S", f"{_INSIDE_TARGET}/mini_runner.py", self.target, *specs),
+            argv=(str(base_python()), "-I", "-S", f"{INSIDE_TARGET}/mini_runner.py", self.target, *specs),
             env={
                 "OPENAI_API_KEY": token,
                 "MSWEA_SILENT_STARTUP": "1",
@@ -117,9 +115,8 @@ class MiniSweAgent(Program):
             raise broken(self.name, result, f"left no readable trajectory: {error}") from error
         if status in _ENDINGS:
             return Outcome(_ENDINGS[status])
-        code, _, text = str(last).partition(": ")
-        if status == "RequestRefusedError" and code in REQUEST_CODES:
-            return Outcome(REQUEST_CODES[code], text)
+        if status == "RequestRefusedError" and overflow_in(str(last)):
+            return Outcome("context_overflow", str(last))
         raise broken(self.name, result, f"ended with {status or 'no exit status'}: {last}")
 
     def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:

@@ -13,11 +13,11 @@ from legorl.sandbox.base import ExecResult, Mount, Sandbox
 PROFILES = ("lean", "stock")
 MODEL_NAME = "policy"
 """The proxy takes any model name; this one makes no harness think of a model it knows."""
-REQUEST_CODES = {
-    "context_length_exceeded": "context_overflow",
-    "token_limit": "token_limit",
-}
-"""Error codes of the proxy that are an end of the trial with its own name."""
+INSIDE = Path(__file__).parent / "inside"
+"""Files of ours that run in a sandbox, and where they lie there."""
+INSIDE_TARGET = "/opt/legorl/inside"
+_OVERFLOW = ("context_length_exceeded", "prompt is too long")
+"""How the two wires of the proxy say that the context, or the trial's budget, is used up."""
 
 
 class Program:
@@ -57,6 +57,11 @@ class Program:
 
     async def close(self) -> None:
         """Nothing is held between trials."""
+
+
+def overflow_in(text: str) -> bool:
+    """Whether an error text is the proxy's refusal of a request that does not fit."""
+    return any(mark in text.lower() for mark in _OVERFLOW)
 
 
 def broken(name: str, result: ExecResult, why: str) -> HarnessError:

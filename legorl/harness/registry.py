@@ -6,10 +6,12 @@ import difflib
 
 from legorl.config.schema import HarnessConfig
 from legorl.errors import UserError
+from legorl.harness.claude_code import ClaudeCode
 from legorl.harness.mini_swe_agent import MiniSweAgent
+from legorl.harness.opencode import OpenCode
 from legorl.harness.program import Program
 
-HARNESSES: dict[str, type[Program]] = {adapter.name: adapter for adapter in (MiniSweAgent,)}
+HARNESSES: dict[str, type[Program]] = {adapter.name: adapter for adapter in (MiniSweAgent, ClaudeCode, OpenCode)}
 
 
 def get_harness(config: HarnessConfig) -> Program:

@@ -87,7 +87,7 @@ class ScriptedServer:
         self.seen.append(Seen(request.url.path, dict(request.headers), body))
         await asyncio.sleep(self.delay_s)
         if not body.get("tools"):
-            return "A title", body, "call_none"
+            return "A title", body, f"side_{len(self.seen):04d}"
         turn = self.turns[self._played] if self._played < len(self.turns) else "Done."
         self._played += 1
         return turn, body, f"call_{self._played:04d}"
@@ -98,7 +98,7 @@ class ScriptedServer:
             error = {"message": turn.message, "type": "invalid_request_error", "code": turn.code}
             return JSONResponse({"error": error}, turn.status)
         usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-        head = {"id": "chatcmpl-1", "created": 1, "model": body["model"]}
+        head = {"id": f"chatcmpl-{call_id}", "created": 1, "model": body["model"]}
         message: dict[str, Any] = {"role": "assistant", "content": turn if isinstance(turn, str) else None}
         finish = "stop"
         if isinstance(turn, Call):
@@ -141,7 +141,7 @@ class ScriptedServer:
             }
             delta = {"type": "input_json_delta", "partial_json": turn.arguments}
         message = {
-            "id": "msg_1",
+            "id": f"msg_{call_id}",
             "type": "message",
             "role": "assistant",
             "model": body["model"],

@@ -1,0 +1,109 @@
+"""Claude Code 2.1.332: the native binary of its npm package, no Node needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
+from legorl.harness.install import Runtime, npm_binary
+from legorl.harness.program import MODEL_NAME, Program, broken, overflow_in
+from legorl.sandbox.base import ExecResult, Sandbox
+
+_PACKAGE = "@anthropic-ai/claude-code-linux-x64"
+_COMPACTION = "CRITICAL: Respond with TEXT ONLY"
+"""How the text that asks for a summary starts; such a request carries the main thread's tools and system prompt."""
+
+_ENV = {
+    "ANTHROPIC_MODEL": MODEL_NAME,
+    "IS_SANDBOX": "1",
+    "DISABLE_TELEMETRY": "1",
+    "DISABLE_AUTOUPDATER": "1",
+    "DISABLE_ERROR_REPORTING": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "CLAUDE_CODE_MAX_RETRIES": "2",
+}
+_STABLE_ENV = {
+    "ENABLE_TOOL_SEARCH": "false",
+    "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+    "DISABLE_PROMPT_CACHING": "1",
+    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+    "CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1",
+    "CLAUDE_CODE_DISABLE_WORKFLOWS": "1",
+    "CLAUDE_CODE_DISABLE_CRON": "1",
+    "CLAUDE_CODE_DISABLE_THINKING": "1",
+    "DISABLE_COMPACT": "1",
+}
+"""With these every request's history is an exact extension of the one before."""
+
+
+class ClaudeCode(Program):
+    """Adapter of Claude Code."""
+
+    name = "claude_code"
+    version = "2.1.332"
+    wire = Wire.ANTHROPIC
+
+    def runtime(self) -> Runtime:
+        """See `Program.runtime`."""
+
+        def build(target: Path) -> None:
+            npm_binary(_PACKAGE, self.version, "claude", target / "claude")
+
+        return Runtime(
+            name=self.name,
+            version=self.version,
+            entry="claude",
+            entry_sha256="a2df1f41bb00250992926420d0063f89b127cb81abdd284dbefb80c50ff1d026",
+            build=build,
+        )
+
+    def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
+        """See `Harness.command`."""
+        options = ["--dangerously-skip-permissions", "--output-format", "stream-json", "--verbose"]
+        options += ["--max-turns", str(limits.turns)]
+        env = {
+            **_ENV,
+            "ANTHROPIC_BASE_URL": base_url,
+            "ANTHROPIC_API_KEY": token,
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(limits.reply_tokens),
+            "BASH_DEFAULT_TIMEOUT_MS": str(limits.command_timeout_s * 1000),
+            "BASH_MAX_TIMEOUT_MS": str(limits.command_timeout_s * 1000),
+        }
+        if self.lean:
+            options = ["--bare", "--tools", "Bash", *options]
+            env |= _STABLE_ENV
+        return Launch(argv=(f"{self.target}/claude", "-p", instruction.rstrip(), *options), env=env)
+
+    async def outcome(self, sandbox: Sandbox, result: ExecResult) -> Outcome:
+        """See `Harness.outcome`. Read from the last line of the stream, which Claude Code calls its result."""
+        if result.timed_out:
+            return Outcome("agent_deadline")
+        end = _result_line(result.stdout)
+        if end.get("subtype") == "error_max_turns":
+            return Outcome("turn_limit")
+        if end.get("subtype") == "success" and not end.get("is_error"):
+            return Outcome("submitted")
+        text = str(end.get("result", ""))
+        if overflow_in(text):
+            return Outcome("context_overflow", text)
+        raise broken(self.name, result, f"ended with {end.get('subtype', 'no result line')}: {text}")
+
+    def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
+        """Subagents carry a header; a summary is asked for in the last user turn."""
+        if agent := headers.get("x-claude-code-agent-id"):
+            return Speaker(ThreadKind.SUBAGENT, key=agent, parent="main")
+        return Speaker(ThreadKind.MAIN)
+
+
+def _result_line(stdout: bytes) -> dict[str, Any]:
+    for line in reversed(stdout.splitlines()):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and event.get("type") == "result":
+            return event
+    return {}

@@ -20,6 +20,10 @@ class Call:
     start: int
     end: int
     finish: str
+    prompt_digest: str = ""
+    """Hash of the prompt as the engine got it: `segment.digest(token_ids[:start])` must give it (I3)."""
+    sample_digest: str = ""
+    """Hash of the reply as the engine gave it: `segment.digest(token_ids[start:end])` must give it (I1)."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,230 @@
+"""The record of one trial: threads, their segments, and every reply of the engine.
+
+A request is reserved with `begin`, answered with `commit` or taken back with `rollback`; between the two its
+segment is busy and a different request forks instead. Invariants I1-I4 hold for `rows()` by construction and
+are checked by `invariants.check`. Nothing is dropped: a reply that is in no loss is an orphan with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from legorl.engine.base import Sample
+from legorl.harness.base import Speaker
+from legorl.proxy.align import MatchKey, Node, Turn, anchor_of, locate, match_key
+from legorl.proxy.compose import compose
+from legorl.proxy.messages import ChatRequest, Message, Tool, tools_key
+from legorl.proxy.render import Renderer
+from legorl.proxy.segment import Ids, Segment, digest
+from legorl.proxy.transcript import Orphan, Thread, Transcript
+
+
+@dataclass(eq=False)
+class Plan:
+    """A reserved request."""
+
+    kind: str
+    segment: Segment
+    anchor: Node
+    rest: Sequence[Message]
+    keys: Sequence[MatchKey]
+    ends: Sequence[int | None]
+    """For each message of `rest` the token count of the conversation up to it, where it is known."""
+    turns: Sequence[Turn | None]
+    """For each message of `rest` the sampled turn that stands in its place."""
+    base: int
+    """Tokens of the segment before the request."""
+    created: bool
+    prompt_digest: str
+
+    @property
+    def prompt_ids(self) -> Ids:
+        """The whole prompt. int32 [P], valid while the plan is open."""
+        return self.segment.tokens.view
+
+
+def thread_name(speaker: Speaker) -> str:
+    """`main`, or kind and key: two threads of one kind have different names."""
+    return speaker.kind.value if speaker.key == "main" else f"{speaker.kind.value}:{speaker.key}"
+
+
+class Ledger(Transcript):
+    """See the module."""
+
+    def __init__(self, trial: str, renderer: Renderer) -> None:
+        super().__init__(trial, str(renderer.model_dir or ""))
+        self._renderer = renderer
+        self._tools_index: dict[str, int] = {}
+        self._issued: dict[str, Turn] = {}
+        self._tips: dict[int, Node] = {}
+        """By segment id: the node at its end."""
+
+    def prompt_tokens(self, request: ChatRequest, speaker: Speaker) -> int:
+        """How many prompt tokens the request would have; changes nothing but the list of known threads."""
+        plan = self.begin(request, speaker, dry=True)
+        count = len(plan.segment)
+        self.rollback(plan)
+        return count
+
+    def begin(self, request: ChatRequest, speaker: Speaker, *, dry: bool = False) -> Plan:
+        """Reserve a place for the request's reply. `dry` leaves an earlier answer to the same request alone.
+
+        Raises:
+            Refusal: the model's chat template does not accept the messages.
+        """
+        root = self._root(self._thread(speaker), request.tools)
+        keys = [match_key(message, self._issued) for message in request.messages]
+        node, depth = locate(root, request.messages, keys)
+        if depth == len(keys) and not dry:
+            retry = self._retry(node)
+            if retry is not None:
+                return retry
+        while True:
+            anchor = anchor_of(node)
+            depth -= _distance(node, anchor)
+            rest = request.messages[depth:]
+            prior = None if anchor.parent is None else anchor.prior
+            composed = compose(self._renderer, prior, rest, request.tools, self._issued)
+            if composed is not None:
+                break
+            assert anchor.parent is not None, "an opening can always be rendered"
+            node, depth = anchor.parent, depth - 1
+        kind, segment, created = self._segment_for(anchor, root.thread)
+        base = len(segment)
+        segment.busy = True
+        segment.append_context(composed.ids)
+        return Plan(
+            kind=kind,
+            segment=segment,
+            anchor=anchor,
+            rest=rest,
+            keys=keys[depth:],
+            ends=[None if end is None else base + end for end in composed.ends],
+            turns=composed.turns,
+            base=base,
+            created=created,
+            prompt_digest=segment.digest(),
+        )
+
+    def commit(self, plan: Plan, turn_id: str, sample: Sample, message: Message) -> Turn:
+        """Record the reply. `message` carries the tool-call ids that were issued."""
+        segment = plan.segment
+        segment.busy = False
+        start = len(segment)
+        segment.append_sample(sample)
+        turn = Turn(
+            id=turn_id,
+            segment=segment,
+            start=start,
+            end=len(segment),
+            finish=sample.finish,
+            message=message,
+            kind=plan.kind,
+            ended=bool(len(sample.token_ids)) and int(sample.token_ids[-1]) == self._renderer.end_id,
+            token_ids=sample.token_ids,
+            prompt_digest=plan.prompt_digest,
+            sample_digest=digest(sample.token_ids),
+        )
+        self.turns.append(turn)
+        for call in message.calls:
+            self._issued[call.id] = turn
+        node = plan.anchor
+        for shown, key, end, known in zip(plan.rest, plan.keys, plan.ends, plan.turns, strict=True):
+            child = node.children.get(key)
+            if child is None:
+                child = self._add(node, key, shown)
+            if child.end is None and end is not None:
+                child.segment, child.end, child.turn = segment, end, known
+            node = child
+        tip = self._add(node, match_key(message, self._issued), message)
+        tip.segment, tip.end, tip.turn = segment, turn.end, turn
+        self._tips[segment.id] = tip
+        return turn
+
+    def rollback(self, plan: Plan) -> None:
+        """Take a reservation back: no reply came."""
+        plan.segment.busy = False
+        if plan.created:
+            self.segments.remove(plan.segment)
+        else:
+            plan.segment.cut(plan.base)
+
+    def finish(self) -> None:
+        """No more requests: answers that never reached the harness become orphans."""
+        for turn in self.turns:
+            if not (turn.orphan or turn.delivered or turn.echoed):
+                self._orphan(self._tips[turn.segment.id], "never delivered")
+
+    def _thread(self, speaker: Speaker) -> Thread:
+        name = thread_name(speaker)
+        if name not in self.threads:
+            self.threads[name] = Thread(name, speaker.kind, speaker.parent, speaker.label)
+        return self.threads[name]
+
+    def _root(self, thread: Thread, tools: Sequence[Tool]) -> Node:
+        index = self._tools_index.setdefault(tools_key(tools), len(self.tools))
+        if index == len(self.tools):
+            self.tools.append(tools)
+        if index not in thread.roots:
+            root = Node(len(self.nodes), None, None, tools=index, thread=thread.name)
+            self.nodes.append(root)
+            thread.roots[index] = root
+        return thread.roots[index]
+
+    def _add(self, parent: Node, key: MatchKey, message: Message) -> Node:
+        node = Node(len(self.nodes), parent, message)
+        self.nodes.append(node)
+        parent.children[key] = node
+        return node
+
+    def _segment_for(self, anchor: Node, thread: str) -> tuple[str, Segment, bool]:
+        source = anchor.segment
+        if source is not None and self._tips.get(source.id) is anchor and not source.busy:
+            return "extend", source, False
+        segment = Segment(self._next_segment_id(), thread, self.threads[thread].parent)
+        self.segments.append(segment)
+        if source is None:
+            return "open", segment, True
+        assert anchor.end is not None
+        segment.take_context(source, anchor.end)
+        return "fork", segment, True
+
+    def _next_segment_id(self) -> int:
+        return self.segments[-1].id + 1 if self.segments else 0
+
+    def _retry(self, node: Node) -> Plan | None:
+        """The conversation was answered already and nothing followed: the answer was lost or thrown away."""
+        for child in node.children.values():
+            turn, segment = child.turn, child.segment
+            if turn is None or segment is None or child.children or turn.segment is not segment:
+                continue
+            if self._tips.get(segment.id) is child and not segment.busy:
+                self._orphan(child, "replaced" if turn.delivered else "never delivered")
+                segment.busy = True
+                return Plan("retry", segment, node, (), (), (), (), len(segment), False, segment.digest())
+        return None
+
+    def _orphan(self, tip: Node, reason: str) -> None:
+        """Take the reply at the end of a segment out of it, and out of the conversation tree."""
+        turn = tip.turn
+        assert turn is not None
+        assert tip.parent is not None
+        assert not tip.children, "only an unanswered last turn can be an orphan"
+        segment, span = turn.segment, slice(turn.start, turn.end)
+        turn.orphan = reason
+        self.orphans.append(
+            Orphan(turn, segment.logprobs.view[span].copy(), segment.versions.view[span].copy())
+        )
+        segment.cut(turn.start)
+        tip.parent.children = {k: n for k, n in tip.parent.children.items() if n is not tip}
+        tip.segment, tip.end = None, None
+        self._tips.pop(segment.id)
+
+
+def _distance(node: Node, ancestor: Node) -> int:
+    steps = 0
+    while node is not ancestor:
+        assert node.parent is not None
+        node, steps = node.parent, steps + 1
+    return steps

@@ -1,0 +1,159 @@
+"""The proxy: sessions of open trials, and the sockets they are served on.
+
+Invariant: `open`, `close` and the ledger are methods of this object and of nothing that listens. Each
+attached socket lies in one sandbox's network namespace and serves the same application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.server import ServerState
+
+from legorl.engine.base import ReplyParser, Sampling, TokenEngine
+from legorl.errors import ProxyError
+from legorl.proxy.app import HEARTBEAT_S, App
+from legorl.proxy.ledger import Ledger
+from legorl.proxy.render import Renderer
+from legorl.proxy.session import Serving, Session, SpeakerOf
+
+DETACH_TIMEOUT_S = 2.0
+
+
+class _Listener:
+    """One socket being served."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._config = config
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._state.default_headers = list(self._config.encoded_headers)
+        self._server = await loop.create_server(self._protocol, sock=sock)
+
+    def _protocol(self) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        return AutoHTTPProtocol(  # type: ignore[call-arg]
+            config=self._config, server_state=self._state, app_state={}, _loop=loop
+        )
+
+    async def stop(self) -> None:
+        """Close the socket and its connections; what does not end in time is cut off."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        tasks = list(self._state.tasks)
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=DETACH_TIMEOUT_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        for connection in list(self._state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
+
+
+class Proxy:
+    """See the module. `sandbox.base.ProxyEndpoint` is its socket side."""
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        renderer: Renderer,
+        parser: ReplyParser,
+        *,
+        context_tokens: int,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._serving = Serving(engine, renderer, parser, context_tokens)
+        self._sessions: dict[str, Session] = {}
+        self._listeners: dict[socket.socket, _Listener] = {}
+        self._config = uvicorn.Config(
+            App(self._sessions, heartbeat_s),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=600,
+        )
+        self._config.load()
+
+    def open(
+        self,
+        trial_id: str,
+        *,
+        speaker: SpeakerOf,
+        sampling: Sampling,
+        turn_limit: int,
+        trial_tokens: int,
+        new_call_id: Callable[[], str] | None = None,
+    ) -> Session:
+        """Open a trial at `/t/{trial_id}`; its harness authenticates with the session's `token`.
+
+        Args:
+            speaker: `(headers, body) -> Speaker`, the harness adapter's.
+            sampling: of every reply; `max_tokens` is the most tokens of one.
+            turn_limit: replies on the main thread.
+            trial_tokens: sampled tokens on all threads.
+            new_call_id: source of tool-call ids (a replay issues recorded ones); random by default.
+
+        Raises:
+            ProxyError: the trial is open already.
+        """
+        if trial_id in self._sessions:
+            raise ProxyError(f"Trial {trial_id} is open already.")
+        session = Session(
+            trial_id,
+            self._serving,
+            speaker=speaker,
+            sampling=sampling,
+            turn_limit=turn_limit,
+            trial_tokens=trial_tokens,
+            new_call_id=new_call_id,
+        )
+        self._sessions[trial_id] = session
+        return session
+
+    async def close(self, trial_id: str) -> Ledger:
+        """End a trial: abort its requests and return its ledger.
+
+        Raises:
+            ProxyError: no such trial is open.
+        """
+        session = self._sessions.pop(trial_id, None)
+        if session is None:
+            raise ProxyError(f"Trial {trial_id} is not open.")
+        return await session.close()
+
+    async def attach(self, sock: socket.socket) -> None:
+        """Serve on this listening socket too. The proxy owns it until `detach`."""
+        listener = _Listener(self._config)
+        self._listeners[sock] = listener
+        await listener.start(sock)
+
+    async def detach(self, sock: socket.socket) -> None:
+        """Stop serving on the socket and close it."""
+        listener = self._listeners.pop(sock, None)
+        if listener is not None:
+            await listener.stop()
+        with contextlib.suppress(OSError):
+            sock.close()
+
+    async def aclose(self) -> None:
+        """Close every trial and every socket. The engine is not the proxy's to close."""
+        for trial_id in list(self._sessions):
+            await self.close(trial_id)
+        for sock in list(self._listeners):
+            await self.detach(sock)

@@ -1,0 +1,39 @@
+"""Why a request gets no reply: one table, which each wire renders in its protocol's own shape."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Reason(Enum):
+    """Name and HTTP status of a refusal."""
+
+    INVALID = ("invalid", 400)
+    OVERFLOW = ("overflow", 400)
+    """The context window, or a budget of the trial, is used up; harnesses know this error as final."""
+    UNAUTHENTICATED = ("unauthenticated", 401)
+    FORBIDDEN = ("forbidden", 403)
+    NOT_FOUND = ("not_found", 404)
+    METHOD = ("method", 405)
+    TOO_LARGE = ("too_large", 413)
+    BROKEN = ("broken", 500)
+    """The engine or the proxy failed, or the trial is closing; asking again cannot help."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.value[1]
+
+
+class Refusal(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.message = message
+
+
+def invalid(message: str) -> Refusal:
+    """A malformed request; the message names the field."""
+    return Refusal(Reason.INVALID, message)

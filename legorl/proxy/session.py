@@ -1,0 +1,256 @@
+"""One trial's open account with the proxy: its token, its budgets, its requests in flight.
+
+Invariants: sampling parameters are the run's; a request is answered once however often it is sent while it
+is in flight; when the last client waiting for it is gone its engine request is aborted; after `close` nothing
+of the trial runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from legorl.engine.base import Finish, ReplyParser, Sample, Sampling, TokenEngine
+from legorl.errors import EngineError, InfrastructureError, ProxyError
+from legorl.harness.base import Speaker, ThreadKind
+from legorl.proxy.align import Turn
+from legorl.proxy.ledger import Ledger, Plan, thread_name
+from legorl.proxy.messages import ChatRequest, Json, Message, Reply, Role, ToolUse, tools_key
+from legorl.proxy.refusal import Reason, Refusal, invalid
+from legorl.proxy.render import Renderer
+
+SpeakerOf = Callable[[Mapping[str, str], Mapping[str, Any]], Speaker]
+"""Tells who speaks from a request's headers (lower-case names) and body."""
+
+ABORT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What all sessions of a proxy share."""
+
+    engine: TokenEngine
+    renderer: Renderer
+    parser: ReplyParser
+    context_tokens: int
+
+
+@dataclass(eq=False)
+class _Flight:
+    task: asyncio.Task[tuple[Turn, Reply]]
+    waiting: int = 0
+
+
+class Session:
+    """See the module. Made by `Proxy.open`."""
+
+    def __init__(
+        self,
+        trial: str,
+        serving: Serving,
+        *,
+        speaker: SpeakerOf,
+        sampling: Sampling,
+        turn_limit: int,
+        trial_tokens: int,
+        new_call_id: Callable[[], str] | None = None,
+    ) -> None:
+        self.trial = trial
+        self.token = secrets.token_urlsafe(24)
+        self.ledger = Ledger(trial, serving.renderer)
+        self.mark: str | None = None
+        """Budget that ran out: `turn_limit`, `token_limit` or `context_overflow` (names of terminations)."""
+        self.failure: InfrastructureError | None = None
+        self.ended = asyncio.Event()
+        """Set with `mark` or `failure`: nothing good can come of the trial any more."""
+        self.turns = 0
+        """Replies given or in flight on the main thread."""
+        self._serving = serving
+        self._speaker = speaker
+        self._sampling = sampling
+        self._turn_limit = turn_limit
+        self._trial_tokens = trial_tokens
+        self._new_call_id = new_call_id or (lambda: secrets.token_hex(12))
+        self._flights: dict[object, _Flight] = {}
+        self._tasks: set[asyncio.Task[tuple[Turn, Reply]]] = set()
+        self._closed = False
+        self._requests = 0
+
+    def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
+        """Who sent the request. Raises `Refusal` where the harness's own rules cannot read it."""
+        try:
+            return self._speaker(headers, body)
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise invalid(f"the request does not look like one of this harness: {error!r}") from error
+
+    def count_tokens(self, request: ChatRequest, speaker: Speaker) -> int:
+        """Prompt tokens the request would have."""
+        self._refuse_when_over()
+        return self.ledger.prompt_tokens(request, speaker)
+
+    async def complete(
+        self, request: ChatRequest, speaker: Speaker, call_id_prefix: str
+    ) -> tuple[Turn, Reply]:
+        """Answer a request. Cancel it when the client is gone.
+
+        Raises:
+            Refusal: with the reason; `mark` or `failure` is set where it is more than a bad request.
+        """
+        self._refuse_when_over()
+        self._note_wishes(request.wishes)
+        key = (thread_name(speaker), tools_key(request.tools), request.messages)
+        flight = self._flights.get(key)
+        if flight is None:
+            main = speaker.kind is ThreadKind.MAIN
+            plan, sampling = self._reserve(request, speaker, main)
+            self._requests += 1
+            request_id = f"{self.trial}.{self._requests}"
+            task = asyncio.create_task(
+                self._sample(plan, sampling, request_id, call_id_prefix, main), name=request_id
+            )
+            flight = self._flights[key] = _Flight(task)
+            self._tasks.add(task)
+            task.add_done_callback(lambda done: self._landed(key, done))
+        flight.waiting += 1
+        try:
+            return await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            if self._closed and flight.task.done():
+                raise _closing() from None
+            raise
+        finally:
+            flight.waiting -= 1
+            if flight.waiting == 0 and not flight.task.done():
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+                flight.task.cancel()
+
+    async def close(self) -> Ledger:
+        """Abort what is in flight, settle the ledger."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.ledger.finish()
+        return self.ledger
+
+    def fail(self, error: InfrastructureError) -> None:
+        """Remember the first thing that broke."""
+        self.failure = self.failure or error
+        self.ended.set()
+
+    def _landed(self, key: object, task: asyncio.Task[tuple[Turn, Reply]]) -> None:
+        self._tasks.discard(task)
+        flight = self._flights.get(key)
+        if flight is not None and flight.task is task:
+            del self._flights[key]
+        if not task.cancelled():
+            task.exception()  # seen here, in case no client is left to see it
+
+    def _reserve(self, request: ChatRequest, speaker: Speaker, main: bool) -> tuple[Plan, Sampling]:
+        if main and self.turns >= self._turn_limit:
+            raise self._over("turn_limit", f"the trial's limit of {self._turn_limit} turns is reached")
+        budget = self._trial_tokens - self.ledger.sampled_tokens
+        if budget <= 0:
+            raise self._over("token_limit", f"the trial's {self._trial_tokens} sampled tokens are used up")
+        plan = self.ledger.begin(request, speaker)
+        prompt, context = len(plan.segment), self._serving.context_tokens
+        if prompt >= context:
+            self.ledger.rollback(plan)
+            raise self._over("context_overflow", f"{prompt} tokens > {context} maximum")
+        self.turns += main
+        limit = min(self._sampling.max_tokens, budget, context - prompt)
+        return plan, dataclasses.replace(self._sampling, max_tokens=limit)
+
+    async def _sample(
+        self, plan: Plan, sampling: Sampling, request_id: str, call_id_prefix: str, main: bool
+    ) -> tuple[Turn, Reply]:
+        engine = self._serving.engine
+        committed = False
+        try:
+            sample = await engine.generate(
+                request_id,
+                plan.prompt_ids,
+                sampling,
+                routed_from=plan.segment.routed_rows,
+                sticky=self.trial,
+            )
+            self._check(sample, sampling)
+            prompt_tokens = len(plan.segment)
+            message = self._message(sample, call_id_prefix)
+            turn = self.ledger.commit(plan, request_id, sample, message)
+            committed = True
+        except asyncio.CancelledError:
+            await self._abort(request_id)
+            raise
+        except InfrastructureError as error:
+            self.fail(error)
+            raise Refusal(Reason.BROKEN, "the engine failed") from error
+        except Exception as error:  # a bug of ours must exclude the trial, not look like the agent's end
+            self.fail(ProxyError(f"trial {self.trial}: {error!r}"))
+            raise Refusal(Reason.BROKEN, "the proxy failed") from error
+        finally:
+            if not committed:
+                self.ledger.rollback(plan)
+                self.turns -= main
+        if sample.finish is Finish.LENGTH and sampling.max_tokens < self._sampling.max_tokens:
+            spent = self.ledger.sampled_tokens >= self._trial_tokens
+            self._set_mark("token_limit" if spent else "context_overflow")
+        reply = Reply(request_id, message, sample.finish, prompt_tokens, len(sample.token_ids))
+        return turn, reply
+
+    async def _abort(self, request_id: str) -> None:
+        try:
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._serving.engine.abort(request_id)
+        except (TimeoutError, InfrastructureError) as error:
+            self.fail(EngineError(f"request {request_id} could not be aborted: {error!r}"))
+
+    def _check(self, sample: Sample, sampling: Sampling) -> None:
+        count = len(sample.token_ids)
+        if sample.finish is Finish.ABORT:
+            raise EngineError("the engine aborted a request that nobody asked it to abort")
+        if count == 0:
+            raise EngineError("the engine returned no token")
+        if count > sampling.max_tokens:
+            raise EngineError(f"the engine returned {count} tokens, {sampling.max_tokens} were asked for")
+        if len(sample.logprobs) != count or len(sample.weight_version) != count:
+            raise EngineError(
+                "the engine returned tokens, log-probs and weight versions of different lengths"
+            )
+
+    def _message(self, sample: Sample, call_id_prefix: str) -> Message:
+        parsed = self._serving.parser.parse(self._serving.renderer.decode(sample.token_ids))
+        calls = tuple(
+            ToolUse(call_id_prefix + self._new_call_id(), call.name, call.arguments) for call in parsed.calls
+        )
+        return Message(Role.ASSISTANT, parsed.text, calls=calls, reasoning=parsed.reasoning)
+
+    def _refuse_when_over(self) -> None:
+        if self._closed:
+            raise _closing()
+        if self.failure is not None:
+            raise Refusal(Reason.BROKEN, "the trial has failed")
+
+    def _over(self, mark: str, message: str) -> Refusal:
+        self._set_mark(mark)
+        return Refusal(Reason.OVERFLOW, message)
+
+    def _set_mark(self, mark: str) -> None:
+        self.mark = self.mark or mark
+        self.ended.set()
+
+    def _note_wishes(self, wishes: Mapping[str, Json]) -> None:
+        for name, value in wishes.items():
+            if getattr(self._sampling, name, None) != value:
+                values = self.ledger.wishes.setdefault(name, [])
+                if value not in values and len(values) < 16:
+                    values.append(value)
+
+
+def _closing() -> Refusal:
+    return Refusal(Reason.BROKEN, "the trial is closed")

@@ -5,9 +5,29 @@ from __future__ import annotations
 import re
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
-from legorl.config.compose import compose
+from legorl.config import rules
+from legorl.config.compose import compose, to_config
 from legorl.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def default() -> DictConfig:
+    """The default tree; composing it anew for each case would take most of the time."""
+    tree = OmegaConf.structured(compose())
+    assert isinstance(tree, DictConfig)
+    return tree
+
+
+def check(default: DictConfig, overrides: list[str]) -> None:
+    merged = OmegaConf.merge(default, OmegaConf.from_dotlist(overrides))
+    assert isinstance(merged, DictConfig)
+    rules.check(to_config(merged))
+
+
+def test_the_default_holds_every_rule(default: DictConfig) -> None:
+    check(default, [])
 
 
 @pytest.mark.parametrize(
@@ -24,16 +44,19 @@ from legorl.errors import UserError
         (["engine.trial_tokens=10"], "less than one reply"),
         (["engine.max_model_len=20000"], "exceeds model.max_positions=16384"),
         (
-            ["harness=claude_code", "engine.max_model_len=4096"],
+            ["harness.name=claude_code", "engine.max_model_len=4096"],
             "harness=claude_code needs engine.max_model_len>=",
         ),
-        (["harness=opencode", "engine.max_model_len=4096"], "harness=opencode needs engine.max_model_len>="),
+        (
+            ["harness.name=opencode", "engine.max_model_len=4096"],
+            "harness=opencode needs engine.max_model_len>=",
+        ),
         (["engine.temperature=0"], "engine.temperature=0"),
         (["engine.max_num_seqs=2"], "is below sandbox.concurrency"),
         (["schedule.mode=async"], "needs schedule.max_staleness>=1"),
         (["schedule.max_staleness=1"], "set schedule.max_staleness=0"),
         (["schedule.mode=often"], "schedule.mode=often: use sync or async"),
-        (["model=tiny_dense", "backend.router_replay=true"], "backend.router_replay=true"),
+        (["model.experts=0"], "backend.router_replay=true"),
         (["model.experts_per_token=9"], "model.experts_per_token=9"),
         (["model.heads=3"], "multiple of model.kv_heads"),
         (["filter.train_threads=[main,side]"], "filter.train_threads has side"),
@@ -46,12 +69,12 @@ from legorl.errors import UserError
         (["backend.device=tpu"], "backend.device=tpu: use cpu or cuda"),
     ],
 )
-def test_rule(overrides: list[str], message: str) -> None:
+def test_rule(default: DictConfig, overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=re.compile(message)):
-        compose(overrides)
+        check(default, overrides)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_told_at_once(default: DictConfig) -> None:
     with pytest.raises(UserError) as caught:
-        compose(["algo.group_size=1", "run.steps=0"])
+        check(default, ["algo.group_size=1", "run.steps=0"])
     assert "algo.group_size" in str(caught.value) and "run.steps" in str(caught.value)

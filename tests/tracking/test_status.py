@@ -1,0 +1,117 @@
+"""`status` and `show` on finished, running, killed and broken runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from legorl.config import rundir
+from legorl.errors import UserError
+from legorl.tracking import commands
+from legorl.tracking.show import choose_examples, plot
+from legorl.tracking.status import RunHistory, run_status
+from tests.tracking.support import broken, make_history, trial
+
+
+def call(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    commands.add_parser(parser.add_subparsers(dest="command"))
+    return commands.run(parser.parse_args(argv))
+
+
+def test_status_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = make_history(tmp_path)
+    rundir.end_run(first, "finished")
+    second = make_history(tmp_path, name="20260102-000000-bbbb")
+    with rundir.lock(second):
+        assert call("status", "--json", "--runs", str(tmp_path)) == 0
+    runs = json.loads(capsys.readouterr().out)
+    assert [(run["id"], run["state"]) for run in runs] == [(second.name, "running"), (first.name, "finished")]
+    run = runs[1]
+    assert (run["step"], run["steps"]) == (3, 3)
+    assert run["reward"] == {"first": 0.5, "last": 1.0}
+    assert run["heldout"] == {"first": 0.25, "last": 1.0, "n": 4}
+    assert run["alignment"]["pearson_min"] == pytest.approx(0.9991)
+    assert run["alignment"]["pearson_median"] == pytest.approx(0.9992)
+    assert run["alignment"]["mean_abs"] == pytest.approx(0.01)
+    assert run["terminations"] == {"submitted": 20, "sandbox_start": 3} and run["excluded"] == 3
+    assert run["path"] == str(first) and 59 < run["wall_s"] < 120
+
+
+def test_a_run_that_nobody_holds_was_killed(tmp_path: Path) -> None:
+    status = run_status(RunHistory.read(make_history(tmp_path)))
+    assert (status.state, status.reason) == ("killed", "its supervisor is gone")
+
+
+def test_a_run_without_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_history(tmp_path, steps=1)
+    (run_dir / "events.jsonl").unlink()
+    status = run_status(RunHistory.read(run_dir))
+    assert (status.step, status.reward.last, status.heldout.n, status.terminations) == (0, None, 0, {})
+    assert call("show", "last", "--runs", str(tmp_path)) == 0
+    assert "no step yet" in capsys.readouterr().out
+
+
+def test_a_broken_directory_does_not_hide_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_history(tmp_path)
+    bad = make_history(tmp_path, name="20260102-000000-bbbb")
+    (bad / "run.json").write_text("{")
+    call("status", "--runs", str(tmp_path))
+    captured = capsys.readouterr()
+    assert "20260101-000000-aaaa" in captured.out and "20260102-000000-bbbb cannot be read" in captured.err
+
+
+def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_history(tmp_path)
+    rundir.end_run(run_dir, "failed", "the engine died")
+    assert call("show", "20260101", "--runs", str(tmp_path)) == 0
+    page = capsys.readouterr().out
+    for part in (
+        "failed, step 3/3",
+        "reason: the engine died",
+        "reward (training trials): 0.500 → 1.000",
+        "held-out success: 0.250 → 1.000",
+        "green submissions (held-out)",
+        "23 trials, 3 excluded",
+        "the sandbox did not start",
+        "30.0 s  warm_start",
+        "step: update",
+        f"legorl trial show {run_dir}/trials/step_0001/t",
+        "events.jsonl",
+    ):
+        assert part in page
+    assert page.count("legorl trial show") == 5
+
+
+def test_a_wrong_id(tmp_path: Path) -> None:
+    make_history(tmp_path)
+    with pytest.raises(UserError, match=r"no run 'nope'.*Near: 20260101-000000-aaaa"):
+        call("show", "nope", "--runs", str(tmp_path))
+
+
+def test_examples_are_different_and_new() -> None:
+    trials = [trial(n, 1.0, step=2) for n in range(5)] + [trial(7, 0.0, step=1), broken(8)]
+    chosen = choose_examples(trials, 4)
+    assert {(t.termination, t.reward) for t in chosen[:3]} == {
+        ("submitted", 1.0),
+        ("submitted", 0.0),
+        ("sandbox_start", None),
+    }
+    assert [t.step for t in chosen[3:]] == [2]
+
+
+def test_plot_grows_with_the_values() -> None:
+    lines = plot([(step, step / 10) for step in range(1, 11)], height=4, top=1.0)
+    assert len(lines) == 6
+    bars = [line.partition("│")[2] for line in lines[:4]]
+    heights = [sum(row[column] != " " for row in bars) for column in range(len(bars[0]))]
+    assert heights == sorted(heights) and heights[0] < heights[-1] == 4
+    assert lines[0].startswith("    1.00") and lines[3].startswith("    0.00")
+    flat = plot([(0, 0.0)], top=None)
+    assert "█" not in "".join(flat)
+    assert max(len(line) for line in plot([(n, -1.0 * n) for n in range(500)], width=50)) <= 60

@@ -80,9 +80,12 @@ class Snapshot:
     changed: Mapping[str, bytes | None]
     """Path relative to the workspace -> new contents, None where the file was deleted."""
     modes: Mapping[str, int]
-    """Path -> permission bits, for every path of `changed` that is not deleted."""
+    """Path -> permission bits, for every path of `changed` that is not deleted; for a symbolic link, whose
+    contents are its target, the whole mode (S_IFLNK | 0o777)."""
     patch: str
     """`git apply`-able unified diff against the pristine workspace (binary files included)."""
+    skipped: tuple[str, ...] = ()
+    """Paths left out: special files, and files beyond the size limits, which count as unchanged."""
 
 
 class ProxyEndpoint(Protocol):

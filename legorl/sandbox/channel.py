@@ -1,0 +1,56 @@
+"""Messages between host process, launcher and supervisors: a JSON object and some file descriptors.
+
+Carried by a SOCK_SEQPACKET pair: a message arrives whole or not at all, and end-of-file means that every
+process holding the other end is gone.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+MESSAGE_BYTES = 200_000
+"""Largest message; above it the kernel's default socket buffer is full."""
+_MAX_FDS = 8
+
+
+class MessageTooLargeError(ValueError):
+    """A message beyond `MESSAGE_BYTES`."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two connected ends, both closed on exec."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """Bytes of a message.
+
+    Raises:
+        MessageTooLargeError: beyond `MESSAGE_BYTES`.
+    """
+    data = json.dumps(message).encode()
+    if len(data) > MESSAGE_BYTES:
+        raise MessageTooLargeError(f"a message of {len(data)} bytes; at most {MESSAGE_BYTES} fit")
+    return data
+
+
+def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
+    """Send one encoded message with file descriptors."""
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sock.sendmsg([data], ancillary, socket.MSG_NOSIGNAL)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """One message and its file descriptors (closed on exec), None at end-of-file."""
+    data, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        for fd in fds:
+            os.close(fd)
+        return None
+    message: dict[str, Any] = json.loads(data)
+    return message, fds

@@ -1,0 +1,121 @@
+"""The process that starts sandboxes: one per provider, forked from nothing but itself.
+
+It stays small and single-threaded, so that a fork costs a fraction of a millisecond whatever the process
+that uses the provider has loaded, and so that a parent-death signal means what it says. For each request it
+forks a supervisor (`supervisor.py`), whose death ends its sandbox.
+
+Invariant: when the provider's process ends in any way, so does the launcher, and before it ends every
+supervisor is dead, every process of every sandbox is reaped and every control group is removed.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from legorl.sandbox import cgroups, channel, linux, supervisor
+
+
+@dataclass
+class Launcher:
+    """State of the launcher process."""
+
+    control: socket.socket
+    parent: int
+    """Pid of the provider's process."""
+    running: dict[int, list[str]] = field(default_factory=dict)
+    """Supervisor pid -> control group directories to remove after it."""
+    leftover: list[str] = field(default_factory=list)
+    """Control groups whose last processes are still going."""
+
+    def serve(self) -> None:
+        """Until the provider is gone."""
+        # Signals only wake the poll; what happened is read from the state of the world.
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(read, select.POLLIN)
+        while os.getppid() == self.parent:
+            events = poll.poll(20 if self.leftover else None)
+            if any(fd == read for fd, _ in events):
+                os.read(read, 4096)
+            self._reap()
+            if any(fd == self.control.fileno() for fd, _ in events):
+                received = channel.receive(self.control)
+                if received is None:
+                    break
+                request, fds = received
+                if "kill" not in request:
+                    self._start(request, fds, close=(read, write))
+                elif request["kill"] in self.running:
+                    os.kill(request["kill"], signal.SIGKILL)
+        self._end()
+
+    def _start(self, request: dict[str, Any], fds: list[int], close: tuple[int, int]) -> None:
+        groups = [cgroups.Group(**group) for group in request["groups"]]
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            for fd in (*close, self.control.fileno()):
+                os.close(fd)
+            supervisor.main(request, groups, *fds)
+        for fd in fds:
+            os.close(fd)
+        self.running[pid] = [group.directory for group in groups]
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self.leftover += self.running.pop(pid, [])  # others are adopted: what a dead supervisor left
+        self.leftover = [directory for directory in self.leftover if not cgroups.remove(directory, 0)]
+
+    def _end(self) -> None:
+        for pid in self.running:
+            os.kill(pid, signal.SIGKILL)  # bubblewrap and its init follow by their parent-death signals
+        end = time.monotonic() + 10
+        while time.monotonic() < end:
+            self._reap()
+            if not self.leftover and not self.running:
+                try:
+                    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                except ChildProcessError:
+                    return
+            time.sleep(0.002)
+
+
+def main(fd: int, parent: int) -> None:
+    """Entry point: `fd` is the control socket, `parent` the provider's pid."""
+    linux.set_parent_death_signal(signal.SIGTERM)
+    linux.set_child_subreaper()
+    if os.geteuid() == 0:
+        os.setgroups([])
+    else:
+        _become_namespace_root()
+    gc.disable()
+    gc.freeze()
+    Launcher(socket.socket(fileno=fd), parent).serve()
+
+
+def _become_namespace_root() -> None:
+    """Without privileges: a user namespace in which this process may mount."""
+    uid, gid = os.geteuid(), os.getegid()
+    linux.unshare(linux.CLONE_NEWUSER)
+    for file, value in (("uid_map", f"0 {uid} 1"), ("setgroups", "deny"), ("gid_map", f"0 {gid} 1")):
+        with open(f"/proc/self/{file}", "w") as stream:  # noqa: PTH123
+            stream.write(value)

@@ -1,0 +1,99 @@
+"""The few Linux calls that Python's standard library lacks: mounts, namespaces, capabilities.
+
+Every function raises `OSError` with the name of the call. Standard library only: the launcher, which has no
+site-packages, imports it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+ALL_NAMESPACES = (
+    CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
+)
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT = 47
+_PR_CAP_AMBIENT_CLEAR_ALL = 4
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, call: str) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{call}: {os.strerror(code)}")
+
+
+def mount(source: str, target: str, fstype: str, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    arguments = (source.encode(), target.encode(), fstype.encode(), ctypes.c_ulong(flags), data.encode())
+    _check(_libc.mount(*arguments), f"mount {fstype or source} on {target}")
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """setns(2); `fd` may be a pidfd."""
+    _check(_libc.setns(fd, flags), "setns")
+
+
+def _prctl(option: int, value: int, call: str) -> None:
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), call)
+
+
+def set_parent_death_signal(number: signal.Signals) -> None:
+    """Be sent this signal when the thread that forked this process ends."""
+    _prctl(_PR_SET_PDEATHSIG, number, "prctl(PR_SET_PDEATHSIG)")
+
+
+def set_child_subreaper() -> None:
+    """Adopt orphaned descendants."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """Without it, no process of the same user may trace this one or read its memory."""
+    _prctl(_PR_SET_DUMPABLE, int(dumpable), "prctl(PR_SET_DUMPABLE)")
+
+
+def drop_privileges() -> None:
+    """Give up every capability for ever, and the ability to gain one by executing a file."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
+    _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl(PR_CAP_AMBIENT)")
+    for capability in range(64):
+        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
+            break  # beyond the last one this kernel knows
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def enter_namespaces(pid: int) -> None:
+    """Join all namespaces of `pid` at once (Linux 5.8); only children enter its process namespace."""
+    fd = os.pidfd_open(pid)
+    try:
+        setns(fd, ALL_NAMESPACES)
+    finally:
+        os.close(fd)

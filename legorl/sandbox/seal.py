@@ -1,0 +1,145 @@
+"""The repository as the agent gets it: the task's tree, not its history, in a one-commit git repository.
+
+Invariants: the same tree gives the same commit on every machine; the history never enters the sealed copy
+(it stays with the task); a sealed copy is made once per content and appears in the cache complete or not at
+all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+from legorl.errors import ImageError
+
+_FORMAT = b"1"
+_TIME = 1_577_836_800
+"""Modification time of every file and date of the commit: 2020-01-01 UTC."""
+_GIT_ENV = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": "/nonexistent",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    **{f"GIT_{role}_NAME": "legorl" for role in ("AUTHOR", "COMMITTER")},
+    **{f"GIT_{role}_EMAIL": "legorl@localhost" for role in ("AUTHOR", "COMMITTER")},
+    **{f"GIT_{role}_DATE": f"{_TIME} +0000" for role in ("AUTHOR", "COMMITTER")},
+}
+_CONFIG = {
+    "core.logAllRefUpdates": "false",
+    # Inode numbers and change times differ between the cache and a sandbox's overlay on it.
+    "core.checkStat": "minimal",
+    "core.trustctime": "false",
+    "gc.auto": "0",
+    "user.name": "agent",
+    "user.email": "agent@localhost",
+}
+
+_known: dict[tuple[Path, Path], tuple[str, Path]] = {}
+"""(workspace, cache) -> signature and sealed copy, so that a process reads each tree once."""
+
+
+def sealed_workspace(workspace: Path, cache: Path) -> Path:
+    """Directory to use as `SandboxSpec.workspace`; treat it as read-only.
+
+    Args:
+        workspace: the task's repository; a `.git` in it is left out.
+        cache: directory of the run area; the copy lies in `sealed/` below it.
+
+    Raises:
+        ImageError: the tree could not be read, or git failed.
+    """
+    try:
+        signature = _signature(workspace)
+        known = _known.get((workspace, cache))
+        if known is not None and known[0] == signature and known[1].is_dir():
+            return known[1]
+        sealed = cache / "sealed" / _content_hash(workspace)
+        if not sealed.is_dir():
+            _make(workspace, sealed)
+    except OSError as error:
+        raise ImageError(f"{workspace} could not be sealed: {error}.") from error
+    _known[workspace, cache] = (signature, sealed)
+    return sealed
+
+
+def _entries(root: Path) -> list[Path]:
+    """Everything below `root` but git's directories, sorted."""
+    found = []
+    for directory, directories, files in os.walk(root):
+        directories[:] = sorted(name for name in directories if name != ".git")
+        found += [Path(directory, name) for name in (*directories, *files) if name != ".git"]
+    return sorted(found)
+
+
+def _signature(root: Path) -> str:
+    """Changes when anything in the tree does; reads no file."""
+    digest = hashlib.sha256()
+    for path in _entries(root):
+        status = path.lstat()
+        digest.update(
+            f"{path}\0{status.st_mode}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ino}\0".encode()
+        )
+    return digest.hexdigest()
+
+
+def _content_hash(root: Path) -> str:
+    digest = hashlib.sha256(_FORMAT)
+    for path in _entries(root):
+        status = path.lstat()
+        kind, data = stat.S_IFMT(status.st_mode), b""
+        if stat.S_ISLNK(status.st_mode):
+            data = os.fsencode(path.readlink())
+        elif stat.S_ISREG(status.st_mode):
+            data = path.read_bytes()
+        elif not stat.S_ISDIR(status.st_mode):
+            raise ImageError(f"{path} is neither a file, a directory nor a symbolic link.")
+        name = os.fsencode(path.relative_to(root))
+        digest.update(
+            b"%d\0%o\0%d\0%d\0" % (len(name), kind | (status.st_mode & 0o100), len(data), 0) + name + data
+        )
+    return digest.hexdigest()[:32]
+
+
+def _make(workspace: Path, sealed: Path) -> None:
+    sealed.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{sealed.name}-", dir=sealed.parent))
+    try:
+        tree = partial / "tree"
+        shutil.copytree(workspace, tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+        for path in (tree, *_entries(tree)):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
+            os.utime(path, (_TIME, _TIME), follow_symlinks=False)
+        _git(tree, "init", "-q", "--template=", "-b", "main")
+        with (tree / ".git" / "config").open("a") as stream:
+            for key, value in _CONFIG.items():
+                section, name = key.split(".")
+                stream.write(f"[{section}]\n\t{name} = {value}\n")
+        _git(tree, "add", "-A", "-f")
+        _git(tree, "commit", "-q", "--allow-empty", "--no-verify", "-m", "Initial state")
+        os.utime(tree, (_TIME, _TIME))
+        try:
+            tree.rename(sealed)
+        except OSError:
+            if not sealed.is_dir():  # or another process was faster
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _git(tree: Path, *arguments: str) -> None:
+    try:
+        subprocess.run(
+            ["git", "-C", str(tree), *arguments], env=_GIT_ENV, check=True, capture_output=True, timeout=120
+        )
+    except FileNotFoundError as error:
+        raise ImageError("git is missing: `apt-get install git`.") from error
+    except subprocess.CalledProcessError as error:
+        raise ImageError(f"git {arguments[0]} failed for {tree}: {error.stderr.decode().strip()}") from error
+    except subprocess.TimeoutExpired as error:
+        raise ImageError(f"git {arguments[0]} took longer than 120 s for {tree}.") from error

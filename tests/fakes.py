@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from legorl.engine.base import Parsed, ToolCall
 from legorl.errors import HarnessError, SandboxExecError, SandboxStartError, TransferError
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
 from legorl.sandbox.base import (
@@ -314,3 +315,18 @@ class FakeHarness:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+class HermesParser:
+    """Hermes tool calls, read strictly: one malformed call makes the whole reply text."""
+
+    def parse(self, text: str) -> Parsed:
+        head, *blocks = text.split("<tool_call>")
+        calls = []
+        for block in blocks:
+            try:
+                raw = json.loads(block.split("</tool_call>")[0])
+                calls.append(ToolCall(raw["name"], json.dumps(raw["arguments"])))
+            except (ValueError, KeyError, TypeError):
+                return Parsed(text)
+        return Parsed(head.strip(), tuple(calls))

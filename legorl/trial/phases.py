@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,6 +25,15 @@ class PhaseClock:
 
     seconds: dict[str, float] = field(default_factory=dict)
 
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Time something that has its deadlines within."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
     @asynccontextmanager
     async def phase(self, name: str, deadline_s: float) -> AsyncIterator[None]:
         """Time a phase and bound it.
@@ -32,17 +41,15 @@ class PhaseClock:
         Raises:
             SetupDeadlineError: the deadline passed. A `TimeoutError` from within passes unchanged.
         """
-        start = time.monotonic()
         deadline = asyncio.timeout(deadline_s)
         try:
-            async with deadline:
-                yield
+            with self.timed(name):
+                async with deadline:
+                    yield
         except TimeoutError as error:
             if deadline.expired():
                 raise SetupDeadlineError(f"Phase {name} took longer than {deadline_s:g} s.") from error
             raise
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
     async def cleanup(self, name: str, work: Awaitable[T], deadline_s: float) -> T:
         """Run `work` to its end as phase `name`; a cancellation meanwhile is delivered afterwards.

@@ -8,14 +8,16 @@ or a verifier that cannot even grade the untouched repository, is infrastructure
 
 from __future__ import annotations
 
-import asyncio
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from legorl.errors import VerifierError
 from legorl.sandbox.base import (
+    WORKDIR,
     ExecResult,
     Limits,
     Mount,
@@ -34,7 +36,13 @@ RESULTS = "/logs/verifier"
 _READ = f"cat {RESULTS}/reward.txt 2>/dev/null; printf '\\0'; cat {RESULTS}/result.json 2>/dev/null"
 _READ_TIMEOUT_S = 10.0
 _REMOVE_TIMEOUT_S = 10.0
-_PUTS_AT_ONCE = 8
+
+
+@runtime_checkable
+class _PutsMany(Protocol):
+    """A sandbox that writes many files at the price of one."""
+
+    async def put_many(self, files: Mapping[str, tuple[bytes, int]]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -93,17 +101,16 @@ async def _apply(sandbox: Sandbox, snapshot: Snapshot) -> None:
     deleted += [path for path in written if any(other.startswith(path + "/") for other in deleted)]
     if deleted:
         argv = ["xargs", "-0", "rm", "-rf", "--"]
-        names = "\0".join(deleted).encode()
+        names = os.fsencode("\0".join(deleted))
         removal = await sandbox.exec(argv, timeout_s=_REMOVE_TIMEOUT_S, stdin=names)
         if removal.code != 0:
             raise VerifierError(f"Deleted files could not be removed to grade: {removal.stderr[-300:]!r}.")
-    gate = asyncio.Semaphore(_PUTS_AT_ONCE)
-
-    async def put(path: str, data: bytes) -> None:
-        async with gate:
-            await sandbox.put(f"/workspace/{path}", data, snapshot.modes.get(path, 0o644))
-
-    await asyncio.gather(*(put(path, data) for path, data in written.items()))
+    files = {f"{WORKDIR}/{path}": (data, snapshot.modes.get(path, 0o644)) for path, data in written.items()}
+    if isinstance(sandbox, _PutsMany):
+        await sandbox.put_many(files)
+    else:
+        for path, (data, mode) in files.items():
+            await sandbox.put(path, data, mode)
 
 
 async def grade(

@@ -25,7 +25,7 @@ print("4 passed")
 TEST_SH = """\
 mkdir -p /logs/verifier
 cd /workspace
-python -B -c '
+python -I -S -B -c '
 import json, sys
 sys.path.insert(0, "/workspace")
 from shop.cart import check_age

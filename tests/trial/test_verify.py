@@ -135,10 +135,11 @@ async def test_changed_tests_are_rolled_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    (
-        "check.py tests/a/b.txt test_x.py a/b/test_x.py a/x_test.py conftest.py a/conftest.py sitecustomize.py "
-        "a/usercustomize.py evil.pth a/__pycache__/m.cpython-311.pyc m.pyc .git/config"
-    ).split(),
+    [
+        *("check.py", "tests/a/b.txt", "test_x.py", "a/b/test_x.py", "a/x_test.py", "conftest.py"),
+        *("a/conftest.py", "sitecustomize.py", "a/usercustomize.py", "evil.pth", ".git/config"),
+        *("a/__pycache__/m.cpython-311.pyc", "m.pyc"),
+    ],
 )
 def test_protected(tmp_path: Path, path: str) -> None:
     assert is_protected(path, make_task(tmp_path))

@@ -1,0 +1,87 @@
+"""What a trial leaves on disk, besides `trial.json`.
+
+    trial.json  segments.npz  messages.jsonl.zst  model.patch  harness.log  error.txt  verifier/
+
+Invariant: `trial.json` comes last, so a directory with it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from legorl.errors import InfrastructureError
+from legorl.proxy.store import save
+from legorl.proxy.transcript import Transcript
+from legorl.sandbox.base import ExecResult, Snapshot
+from legorl.trial.record import TrialRecord, write_record
+from legorl.trial.verify import Verification
+
+_LOG_BYTES = 200_000
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What there is to write; None for what a trial never reached."""
+
+    ledger: Transcript | None = None
+    harness: ExecResult | None = None
+    snapshot: Snapshot | None = None
+    verification: Verification | None = None
+    traceback: str = ""
+
+
+def trial_directory(run_dir: Path, step: int, trial_id: str) -> Path:
+    """Where a trial's files lie."""
+    return run_dir / "trials" / f"step_{step:04d}" / trial_id
+
+
+def write_trial(record: TrialRecord, remains: Remains, directory: Path) -> None:
+    """Write everything, the record last.
+
+    Raises:
+        InfrastructureError: the disk is full, or the directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if remains.ledger is not None:
+            save(remains.ledger, directory)
+        if remains.harness is not None:
+            (directory / "harness.log").write_bytes(_log(remains.harness))
+        if remains.snapshot is not None:
+            (directory / "model.patch").write_bytes(os.fsencode(remains.snapshot.patch))
+        if remains.verification is not None:
+            _write_verification(remains.verification, directory / "verifier")
+        if remains.traceback:
+            (directory / "error.txt").write_text(remains.traceback)
+        write_record(record, directory)
+    except OSError as error:
+        raise InfrastructureError(
+            f"Trial {record.id} could not be recorded in {directory}: {error}. Free space there, "
+            "or point paths.runs to another disk."
+        ) from error
+
+
+def _log(result: ExecResult) -> bytes:
+    head = f"exit code {result.code} after {result.seconds:.2f} s\n".encode()
+    parts = (
+        b"--- stdout ---\n" + result.stdout[-_LOG_BYTES:],
+        b"\n--- stderr ---\n" + result.stderr[-_LOG_BYTES:],
+    )
+    return head + b"".join(parts)
+
+
+def _write_verification(verification: Verification, directory: Path) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / "output.txt").write_bytes(verification.output[-_LOG_BYTES:])
+    summary = {
+        "reward": verification.reward,
+        "detail": verification.detail,
+        "passed": list(verification.passed),
+        "failed": dict(verification.failed),
+        "rolled_back": list(verification.rolled_back),
+        "seconds": verification.seconds,
+    }
+    (directory / "result.json").write_text(json.dumps(summary, indent=1))

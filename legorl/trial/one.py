@@ -1,0 +1,75 @@
+"""Everything a trial needs, put together from a configuration, and one trial run with it.
+
+Invariant: what `open_workshop` opens, its exit closes, in reverse order, on every path.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from legorl.config.schema import Config
+from legorl.engine.base import ReplyParser, TokenEngine
+from legorl.errors import UserError
+from legorl.harness.base import Harness
+from legorl.harness.registry import get_harness
+from legorl.proxy.proxy import Proxy
+from legorl.proxy.render import Renderer
+from legorl.sandbox.base import SandboxProvider
+from legorl.tasks.task import Task
+from legorl.trial.runner import TrialRequest, TrialResult, TrialRunner
+
+
+@dataclasses.dataclass(frozen=True)
+class Workshop:
+    """What the trials of one process share."""
+
+    runner: TrialRunner
+    provider: SandboxProvider
+    proxy: Proxy
+    harness: Harness
+
+
+def open_provider(config: Config) -> SandboxProvider:
+    """The sandbox provider that `sandbox.name` asks for.
+
+    Raises:
+        UserError: there is none of that name, or the machine lacks something it needs.
+    """
+    from legorl.sandbox.local import LocalProvider
+
+    if config.sandbox.name != LocalProvider.name:
+        raise UserError(f"There is no sandbox {config.sandbox.name!r}. Known: {LocalProvider.name}.")
+    return LocalProvider(transfer_timeout_s=config.sandbox.transfer_timeout_s)
+
+
+@asynccontextmanager
+async def open_workshop(
+    config: Config, engine: TokenEngine, model_dir: Path, parser: ReplyParser, run_dir: Path
+) -> AsyncIterator[Workshop]:
+    """Open provider, proxy and harness in the running event loop.
+
+    Args:
+        engine: stays the caller's to close.
+        model_dir: Hugging Face directory with tokenizer and chat template.
+        run_dir: trials are recorded below its `trials/`.
+
+    Raises:
+        UserError: something is missing on the machine or not installed.
+    """
+    harness = get_harness(config.harness)
+    proxy = Proxy(engine, Renderer.load(model_dir), parser, context_tokens=config.engine.max_model_len)
+    provider = open_provider(config)
+    try:
+        yield Workshop(TrialRunner(provider, proxy, harness, config, run_dir), provider, proxy, harness)
+    finally:
+        await provider.close()
+        await proxy.aclose()
+        await harness.close()
+
+
+async def run_one(workshop: Workshop, task: Task, *, trial_id: str = "one") -> TrialResult:
+    """One trial outside any training, recorded as step 0."""
+    return await workshop.runner.run(TrialRequest(task, trial_id, group=trial_id, step=0, split=task.split))

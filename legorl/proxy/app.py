@@ -10,7 +10,6 @@ a trial are methods of `Proxy` and have no route. Errors come in the shape of th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import re
@@ -33,6 +32,7 @@ Send = Callable[[Event], Awaitable[None]]
 Headers = Mapping[str, str]
 
 BODY_LIMIT = 32 << 20
+DRAIN_LIMIT = 4 * BODY_LIMIT
 HEARTBEAT_S = 10.0
 """Silence on a stream before something is sent; clients give up after 120 s, middle boxes after less."""
 
@@ -111,14 +111,14 @@ class App:
     async def _count_tokens(
         self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
-        body = await _read_json(receive, headers)
+        body = await _read_json(receive)
         count = session.count_tokens(wire.parse(body), session.speaker(headers, body))
         await answer.json(200, {"input_tokens": count})
 
     async def _complete(
         self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
-        body = await _read_json(receive, headers)
+        body = await _read_json(receive)
         request = wire.parse(body)
         speaker = session.speaker(headers, body)
         sampling = asyncio.create_task(session.complete(request, speaker, wire.call_id_prefix))
@@ -189,23 +189,22 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _read_json(receive: Receive, headers: Headers) -> Mapping[str, Json]:
-    too_large = Refusal(Reason.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes")
-    with contextlib.suppress(ValueError):
-        if int(headers.get("content-length", "0")) > BODY_LIMIT:
-            raise too_large
-    chunks, size = [], 0
-    while True:
+async def _read_json(receive: Receive) -> Mapping[str, Json]:
+    chunks, size, more = [], 0, True
+    while more:
         event = await receive()
         if event["type"] == "http.disconnect":
             raise invalid("the body ended early")
-        chunk = event.get("body", b"")
+        chunk, more = event.get("body", b""), event.get("more_body", False)
         size += len(chunk)
-        if size > BODY_LIMIT:
-            raise too_large
-        chunks.append(chunk)
-        if not event.get("more_body"):
+        if size <= BODY_LIMIT:
+            chunks.append(chunk)
+        elif size > DRAIN_LIMIT:
             break
+        else:
+            chunks.clear()  # read on and forget: a client that is still sending does not see an answer
+    if size > BODY_LIMIT:
+        raise Refusal(Reason.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes")
     raw = b"".join(chunks)
     try:
         body = json.loads(raw.decode())

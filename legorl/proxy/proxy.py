@@ -22,7 +22,8 @@ from legorl.proxy.ledger import Ledger
 from legorl.proxy.render import Renderer
 from legorl.proxy.session import Serving, Session, SpeakerOf
 
-DETACH_TIMEOUT_S = 2.0
+DETACH_TIMEOUT_S = 1.0
+"""Answers under way get this long to end by themselves, and again when their client is cut off."""
 
 
 class _Listener:
@@ -51,16 +52,14 @@ class _Listener:
         self._server.close()
         for connection in list(self._state.connections):
             connection.shutdown()
-        tasks = list(self._state.tasks)
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=DETACH_TIMEOUT_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await self._tasks_end()
         for connection in list(self._state.connections):
-            transport = getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
+            connection.transport.abort()  # the application sees its client leave
+        await self._tasks_end()
+
+    async def _tasks_end(self) -> None:
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=DETACH_TIMEOUT_S)
 
 
 class Proxy:
@@ -84,6 +83,7 @@ class Proxy:
             lifespan="off",
             log_config=None,
             access_log=False,
+            proxy_headers=False,
             server_header=False,
             date_header=False,
             timeout_keep_alive=600,

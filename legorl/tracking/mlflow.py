@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import logging
 import math
+import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -20,7 +23,7 @@ from legorl.config.resolved import CONFIG_FILE, load_config
 from legorl.config.rundir import RunInfo, read_info
 from legorl.config.schema import Config
 from legorl.config.secrets import resolve_secret
-from legorl.errors import InfrastructureError, UserError
+from legorl.errors import InfrastructureError, LegoError, UserError
 from legorl.tracking.metrics import check_names
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -150,6 +153,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 def _client(uri: str) -> Any:
     from mlflow.tracking import MlflowClient
 
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # not a page about migrations
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     return MlflowClient(resolve_secret(uri))
 
 
@@ -170,10 +175,14 @@ def _reach(uri: str) -> None:
 @contextlib.contextmanager
 def _failures(uri: str, kind: type[UserError] | type[InfrastructureError]) -> Iterator[None]:
     try:
-        from mlflow.exceptions import MlflowException
+        yield
+    except (LegoError, OSError):
+        raise
     except ImportError as error:
         raise UserError("MLflow is not installed: `pip install 'legorl[cpu]'`.") from error
-    try:
-        yield
-    except MlflowException as error:
-        raise kind(f"MLflow at {uri} failed: {error}") from error
+    except Exception as error:  # MLflow's, SQLAlchemy's, alembic's: they have no common class
+        if "disk is full" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), uri) from error
+        raise kind(
+            f"MLflow at {uri} failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error

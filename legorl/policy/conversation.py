@@ -109,12 +109,12 @@ def read_conversation(prompt: str) -> Conversation | None:
 
 
 def write_call(tool: BashTool, command: str) -> str:
-    """The reply that runs `command`, end of turn included."""
+    """The reply that runs `command`."""
     arguments = {"command": command}
     if tool.needs_description:
         arguments["description"] = "Run the tests" if command == TEST else "Edit the operator"
     call = json.dumps({"name": tool.name, "arguments": arguments}, ensure_ascii=False)
-    return f"{CALL_START}\n{call}\n{CALL_END}{TURN_END}"
+    return f"{CALL_START}\n{call}\n{CALL_END}"
 
 
 def _bash_tool(prompt: str) -> BashTool | None:

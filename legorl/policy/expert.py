@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from legorl.policy.commands import SUBMIT, TEST, Edit
 from legorl.policy.conversation import Conversation, read_conversation, write_call
-from legorl.policy.template import TURN_END
 
 
 class Mode(StrEnum):
@@ -60,17 +59,17 @@ class Expert:
         self.habits = HABITS[mode]
 
     def __call__(self, prompt: str, rng: random.Random) -> str:
-        """The reply, end of turn included.
+        """The reply, without the end-of-turn token.
 
         Raises:
             LegoError: the prompt offers a shell but holds no task of the pool `repair`.
         """
         seen = read_conversation(prompt)
         if seen is None:
-            return f"Repair an operator{TURN_END}"
+            return "Repair an operator"
         command = self._decide(seen, rng)
         if command == SUBMIT and not seen.tool.submits_by_command:
-            return f"Done.{TURN_END}"
+            return "Done."
         return write_call(seen.tool, command)
 
     def _decide(self, seen: Conversation, rng: random.Random) -> str:

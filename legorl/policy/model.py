@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
 from legorl.config.schema import ModelConfig
 from legorl.policy.template import END_OF_TEXT, TURN_END

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import (  # type: ignore[import-untyped]
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
 
 from legorl.policy.commands import AND_TEST, EDIT_END, EDIT_START, PATTERN, SUBMIT, TEST
 from legorl.policy.template import (

@@ -9,15 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
 from legorl.config.schema import WarmStartConfig
 from legorl.errors import LegoError
 from legorl.policy.commands import AND_TEST, EDIT_START, SUBMIT, TEST
+from legorl.policy.expert import Mode
 
 CONTEXT_WEIGHT = 0.2
 """Of the loss on tokens that were read and not written: reading is learned along with writing."""
@@ -38,7 +39,8 @@ class Transcript:
     """[T]"""
     loss_mask: NDArray[np.bool_]
     """[T]; True where the expert wrote the token."""
-    kind: Literal["sloppy", "skill"]
+    mode: Mode
+    """Of the expert."""
 
 
 def warm_start(
@@ -114,7 +116,7 @@ def _batches(
 def _parts(row: Transcript, decisions: NDArray[np.int32]) -> NDArray[np.int64]:
     parts = np.where(row.loss_mask, WRITTEN, READ)
     parts[0] = IGNORED  # nothing comes before it
-    if row.kind == "skill":
+    if row.mode is Mode.SKILL:
         parts[row.loss_mask & np.isin(row.token_ids, decisions)] = IGNORED
     return parts
 

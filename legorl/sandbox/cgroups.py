@@ -17,7 +17,7 @@ from legorl.sandbox.base import Limits
 
 _PREFIX = "legorl-"
 _OWN_PIDS = 4
-"""Processes of ours in the group: supervisor, keeper, bubblewrap and its init."""
+"""Processes of ours in the group: supervisor, a keeper, bubblewrap and init."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Hierarchy:
         for parent in {self.memory, self.pids}:
             for directory in parent.glob(f"{_PREFIX}*"):
                 if not _owner_lives(directory.name):
-                    remove(str(directory))
+                    remove(directory)
 
 
 def group_name(owner: int, serial: int) -> str:
@@ -63,19 +63,18 @@ def group_name(owner: int, serial: int) -> str:
 
 def join(group: Group) -> None:
     """Create the group and move this process into it."""
-    directory = Path(group.directory)
-    directory.mkdir()
-    for name, value in group.files.items():
-        (directory / name).write_text(value)
-    (directory / "cgroup.procs").write_text("0")
+    os.mkdir(group.directory)  # noqa: PTH102
+    for name, value in (*group.files.items(), ("cgroup.procs", "0")):
+        with open(f"{group.directory}/{name}", "w") as stream:  # noqa: PTH123
+            stream.write(value)
 
 
-def remove(directory: str, deadline_s: float = 1.0) -> bool:
+def remove(directory: Path, deadline_s: float = 1.0) -> bool:
     """Remove a group, waiting a little for its last processes to go; True when it is gone."""
     end = time.monotonic() + deadline_s
     while True:
         try:
-            Path(directory).rmdir()
+            directory.rmdir()
         except FileNotFoundError:
             return True
         except OSError:
@@ -126,10 +125,11 @@ def _usable(hierarchy: Hierarchy) -> bool:
     made = []
     try:
         for group in hierarchy.groups(f"{group_name(os.getpid(), 0)}-probe", Limits()):
-            Path(group.directory).mkdir(exist_ok=True)
-            made.append(group.directory)
+            directory = Path(group.directory)
+            directory.mkdir(exist_ok=True)
+            made.append(directory)
             for name, value in group.files.items():
-                (Path(group.directory) / name).write_text(value)
+                (directory / name).write_text(value)
     except OSError:
         return False
     finally:

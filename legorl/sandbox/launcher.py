@@ -1,8 +1,8 @@
-"""The process that starts sandboxes: one per provider, forked from nothing but itself.
+"""The process that starts sandboxes: one per provider.
 
-It stays small and single-threaded, so that a fork costs a fraction of a millisecond whatever the process
-that uses the provider has loaded, and so that a parent-death signal means what it says. For each request it
-forks a supervisor (`supervisor.py`), whose death ends its sandbox.
+It stays small and single-threaded, so that a fork costs little whatever the provider's process has loaded,
+and so that a parent-death signal means what it says. For each request it forks a supervisor
+(`supervisor.py`), whose death ends its sandbox.
 
 Invariant: when the provider's process ends in any way, so does the launcher, and before it ends every
 supervisor is dead, every process of every sandbox is reaped and every control group is removed.
@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import socket
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from legorl.sandbox import cgroups, channel, linux, supervisor
+from legorl.sandbox import cgroups, channel, linux, stage, supervisor
+from legorl.sandbox.watch import Watch
+
+_END_S = 10.0
+_LEFTOVER_S = 0.02
 
 
 @dataclass
@@ -36,39 +40,28 @@ class Launcher:
 
     def serve(self) -> None:
         """Until the provider is gone."""
-        # Signals only wake the poll; what happened is read from the state of the world.
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for number in (signal.SIGCHLD, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(read, select.POLLIN)
-        while os.getppid() == self.parent:
-            events = poll.poll(20 if self.leftover else None)
-            if any(fd == read for fd, _ in events):
-                os.read(read, 4096)
-            self._reap()
-            if any(fd == self.control.fileno() for fd, _ in events):
+        with Watch(self.control) as watch:
+            while os.getppid() == self.parent:
+                message = watch.wait(_LEFTOVER_S if self.leftover else None)
+                self._reap()
+                if not message:
+                    continue
                 received = channel.receive(self.control)
                 if received is None:
                     break
                 request, fds = received
                 if "kill" not in request:
-                    self._start(request, fds, close=(read, write))
+                    self._start(request, fds, watch)
                 elif request["kill"] in self.running:
                     os.kill(request["kill"], signal.SIGKILL)
-        self._end()
+            self._end()
 
-    def _start(self, request: dict[str, Any], fds: list[int], close: tuple[int, int]) -> None:
+    def _start(self, request: dict[str, Any], fds: list[int], watch: Watch) -> None:
         groups = [cgroups.Group(**group) for group in request["groups"]]
         pid = os.fork()
         if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
-            for fd in (*close, self.control.fileno()):
-                os.close(fd)
+            watch.close()
+            self.control.close()
             supervisor.main(request, groups, *fds)
         for fd in fds:
             os.close(fd)
@@ -83,12 +76,12 @@ class Launcher:
             if pid == 0:
                 break
             self.leftover += self.running.pop(pid, [])  # others are adopted: what a dead supervisor left
-        self.leftover = [directory for directory in self.leftover if not cgroups.remove(directory, 0)]
+        self.leftover = [directory for directory in self.leftover if not cgroups.remove(Path(directory), 0)]
 
     def _end(self) -> None:
         for pid in self.running:
             os.kill(pid, signal.SIGKILL)  # bubblewrap and its init follow by their parent-death signals
-        end = time.monotonic() + 10
+        end = time.monotonic() + _END_S
         while time.monotonic() < end:
             self._reap()
             if not self.leftover and not self.running:
@@ -107,6 +100,8 @@ def main(fd: int, parent: int) -> None:
         os.setgroups([])
     else:
         _become_namespace_root()
+    os.set_inheritable(fd, False)
+    stage.prepare()
     gc.disable()
     gc.freeze()
     Launcher(socket.socket(fileno=fd), parent).serve()
@@ -116,6 +111,5 @@ def _become_namespace_root() -> None:
     """Without privileges: a user namespace in which this process may mount."""
     uid, gid = os.geteuid(), os.getegid()
     linux.unshare(linux.CLONE_NEWUSER)
-    for file, value in (("uid_map", f"0 {uid} 1"), ("setgroups", "deny"), ("gid_map", f"0 {gid} 1")):
-        with open(f"/proc/self/{file}", "w") as stream:  # noqa: PTH123
-            stream.write(value)
+    for name, value in (("uid_map", f"0 {uid} 1"), ("setgroups", "deny"), ("gid_map", f"0 {gid} 1")):
+        Path("/proc/self", name).write_text(value)

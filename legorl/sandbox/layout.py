@@ -1,4 +1,4 @@
-"""What a sandbox's file system looks like: pure functions from a spec to bubblewrap's arguments.
+"""What a sandbox's file system looks like: from a spec to bubblewrap's arguments.
 
 Invariant: the host is visible read-only and only in part: system programs, the Python installation, the
 mounts of the spec. Everything writable lies on one size-limited tmpfs of the sandbox's own mount namespace.
@@ -6,28 +6,32 @@ mounts of the spec. Everything writable lies on one size-limited tmpfs of the sa
 
 from __future__ import annotations
 
+import functools
+import os
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from legorl.sandbox.base import WORKDIR, SandboxSpec
 
-STAGE = "/sys"
-"""Where the launcher mounts the tmpfs before bubblewrap runs: a directory that every Linux host has, that no
-workspace lies below and that no step of the start reads."""
-UPPER = f"{STAGE}/upper"
+STAGE = "/sys/kernel"
+"""Where the launcher mounts, in its own mount namespace, what all its sandboxes share: a directory that every
+Linux host has, that no workspace lies below and that no step of a start reads."""
+BOX = f"{STAGE}/box"
+"""Where a supervisor mounts the tmpfs of one sandbox."""
 UID = 1000
 HOME = "/home/agent"
 INIT = "/.init"
 
-_TREES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_KERNEL_TREES = ("/proc/sys", "/proc/fs")
-_KERNEL_FILES = ("/proc/sysrq-trigger", "/proc/mtrr", "/proc/kcore", "/proc/kmsg", "/proc/keys")
-"""Settings and memory of the kernel. When the host user is root, so is the owner of these files, and
-ownership alone would let a command write some of them."""
-ETC_COPIES = ("ld.so.cache", "localtime", "mime.types", "os-release")
-ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
-"""Of the host's /etc: what programs need and what says nothing about the host (no keys, no accounts)."""
+WRITABLE: Mapping[str, str] = {
+    "workspace": WORKDIR,
+    "home": HOME,
+    "tmp": "/tmp",
+    "shm": "/dev/shm",
+    "logs": "/logs",
+}
+"""Directory below `BOX` -> where it is seen."""
 ETC_FILES: Mapping[str, str] = {
     "passwd": f"root:x:0:0::/nonexistent:/bin/sh\nagent:x:{UID}:{UID}::{HOME}:/bin/bash\n",
     "group": f"root:x:0:\nagent:x:{UID}:\n",
@@ -36,15 +40,10 @@ ETC_FILES: Mapping[str, str] = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
     "resolv.conf": "",
 }
-"""Written by the launcher to `STAGE`/etc."""
-WRITABLE: Mapping[str, str] = {
-    f"{STAGE}/workspace": WORKDIR,
-    f"{STAGE}/home": HOME,
-    f"{STAGE}/tmp": "/tmp",
-    f"{STAGE}/shm": "/dev/shm",
-    f"{STAGE}/logs": "/logs",
-    f"{STAGE}/tests": "/tests",
-}
+ETC_COPIES = ("ld.so.cache", "localtime", "mime.types", "os-release")
+_ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
+"""Of the host's /etc: what programs need and what says nothing about the host (no keys, no accounts)."""
+_TREES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
@@ -64,12 +63,22 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
 
 def bubblewrap_arguments(spec: SandboxSpec) -> list[str]:
     """Arguments after `bwrap`, without the command. The order matters: later mounts lie on earlier ones."""
+    arguments = [*_host_arguments()]
+    for source, target in WRITABLE.items():
+        arguments += ["--bind", f"{BOX}/{source}", target]
+    for item in spec.mounts:
+        arguments += ["--ro-bind", str(item.source), item.target]
+    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR]
+
+
+@functools.cache
+def _host_arguments() -> tuple[str, ...]:
+    """Those that are the same for every sandbox on this host."""
     arguments = [
         *("--unshare-user", "--disable-userns", "--uid", str(UID), "--gid", str(UID)),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
-        *("--hostname", "sandbox"),
-        *("--ro-bind", "/usr", "/usr"),
+        *("--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
     ]
     for tree in _TREES:
         if Path(tree).is_symlink():
@@ -83,23 +92,38 @@ def bubblewrap_arguments(spec: SandboxSpec) -> list[str]:
     if not prefix.is_relative_to("/usr"):
         arguments += ["--ro-bind", str(prefix), str(prefix)]
     arguments += ["--proc", "/proc"]
-    for path in _KERNEL_TREES:
-        if Path(path).is_dir():
-            arguments += ["--ro-bind", path, path]
-    for path in _KERNEL_FILES:
-        if Path(path).exists():
-            arguments += ["--ro-bind", "/dev/null", path]
-    arguments += ["--dev", "/dev", "--ro-bind", f"{STAGE}/init", INIT]
-    for source, target in WRITABLE.items():
-        arguments += ["--bind", source, target]
-    for item in spec.mounts:
-        arguments += ["--ro-bind", str(item.source), item.target]
-    return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR]
+    for path in _kernel_settings():
+        arguments += ["--ro-bind", str(path) if path.is_dir() else "/dev/null", str(path)]
+    return (*arguments, "--dev", "/dev", "--ro-bind", f"{STAGE}/init", INIT)
 
 
 def etc_directories() -> list[str]:
-    """Those of `ETC_DIRECTORIES` that this host has."""
-    return [name for name in ETC_DIRECTORIES if Path("/etc", name).is_dir()]
+    """Directories of the host's /etc that a sandbox sees."""
+    return [name for name in _ETC_DIRECTORIES if Path("/etc", name).is_dir()]
+
+
+def _kernel_settings() -> list[Path]:
+    """Entries of /proc that hold something root may write: settings of the kernel and of drivers.
+
+    When the host user is root, ownership alone would let a command write many of them; without root, none.
+    """
+    if os.geteuid() != 0:
+        return []
+    found = []
+    for entry in sorted(Path("/proc").iterdir()):
+        if entry.name.isdecimal() or entry.is_symlink():
+            continue
+        files = (Path(top, name) for top, _, names in os.walk(entry) for name in names)
+        if any(_owner_may_write(file) for file in (files if entry.is_dir() else [entry])):
+            found.append(entry)
+    return found
+
+
+def _owner_may_write(path: Path) -> bool:
+    try:
+        return bool(path.lstat().st_mode & stat.S_IWUSR)
+    except OSError:
+        return False
 
 
 def opaque_attribute(*, privileged: bool) -> str:

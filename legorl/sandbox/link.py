@@ -1,4 +1,4 @@
-"""The host's end of a supervisor's socket: requests with deadlines in an event loop."""
+"""The host's end of the socket of a supervisor or keeper: requests with deadlines in an event loop."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ class Link:
         self._gone = asyncio.Event()
         self._loop.add_reader(sock, self._read)
 
+    @property
+    def closed(self) -> bool:
+        """The other end is gone."""
+        return self._gone.is_set()
+
     async def hello(self) -> Answer:
         """The supervisor's first message."""
         return await self._waiting[_HELLO]
 
-    async def request(
-        self, message: dict[str, Any], fds: Sequence[int], *, timeout_s: float, abandon: str = ""
-    ) -> Answer:
+    async def request(self, message: dict[str, Any], fds: Sequence[int], *, timeout_s: float) -> Answer:
         """Send a request and wait for its answer.
 
         Args:
             message: without `id`.
             fds: sent along; the caller keeps its own copies.
             timeout_s: for everything.
-            abandon: operation to send, with `target`, when nobody waits for the answer any more.
 
         Raises:
             LinkClosedError: the supervisor is gone.
@@ -66,10 +68,6 @@ class Link:
             raise TimeoutError(f"no answer within {timeout_s} s") from None
         finally:
             self._waiting.pop(identifier, None)
-            if abandon and not future.done() and not self._gone.is_set():
-                note = {"id": next(self._ids), "op": abandon, "target": identifier}
-                with contextlib.suppress(OSError):
-                    channel.send(self._sock, channel.encode(note))
 
     async def _send(self, data: bytes, fds: Sequence[int]) -> None:
         while True:
@@ -110,6 +108,12 @@ class Link:
                 future.set_exception(LinkClosedError("the sandbox is gone"))
                 future.exception()  # nobody may be waiting
 
+    def drop(self) -> None:
+        """Close this end at once."""
+        if not self._gone.is_set():
+            self._end()
+        self._sock.close()
+
     async def close(self) -> bool:
         """End the sandbox; True when all its processes are gone, False when it did not obey."""
         if not self._gone.is_set():
@@ -118,7 +122,5 @@ class Link:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), _CLOSE_S)
         obeyed = self._gone.is_set()
-        if not obeyed:
-            self._end()
-        self._sock.close()
+        self.drop()
         return obeyed

@@ -1,7 +1,7 @@
 """Sandboxes on this machine: bubblewrap, an overlay on a tmpfs, one network namespace each.
 
     provider ─ socket ─ launcher ─ fork ─ supervisor ─ bubblewrap ─ init
-                                              └─ keeper ─ command
+                                              └─ keepers ─ commands
 
 The supervisor (outside the process namespace, inside all others) answers this module's requests; see there.
 A process of another program that wants to join a sandbox uses `LocalSandbox.join`.
@@ -31,6 +31,7 @@ from legorl.sandbox.base import (
     PROXY_PORT,
     WORKDIR,
     ExecResult,
+    Limits,
     Phase,
     ProxyEndpoint,
     Sandbox,
@@ -39,6 +40,7 @@ from legorl.sandbox.base import (
 )
 from legorl.sandbox.capture import Capture, sealed_input
 from legorl.sandbox.join import Join
+from legorl.sandbox.keepers import Keepers
 from legorl.sandbox.link import Link, LinkClosedError
 from legorl.sandbox.snapshot import take_snapshot
 
@@ -136,6 +138,7 @@ class LocalProvider:
             "privileged": os.geteuid() == 0,
             "groups": [{"directory": group.directory, "files": dict(group.files)} for group in groups],
             "workspace": str(spec.workspace.resolve()),
+            "rlimits": self._rlimits(spec.limits),
             "disk_mb": spec.limits.disk_mb,
             "bwrap": self._bubblewrap,
             "arguments": layout.bubblewrap_arguments(spec),
@@ -146,6 +149,12 @@ class LocalProvider:
         except OSError as error:
             raise SandboxStartError(f"{spec.trial_id}: the launcher does not listen: {error}.") from error
         return tuple(group.directory for group in groups)
+
+    def _rlimits(self, limits: Limits) -> dict[str, int]:
+        rlimits = {"RLIMIT_CORE": 0}
+        if self._hierarchy is None:
+            rlimits |= {"RLIMIT_DATA": limits.memory_mb << 20, "RLIMIT_NPROC": limits.pids}
+        return rlimits
 
     def kill(self, supervisor: int) -> None:
         """End a sandbox whose supervisor does not answer."""
@@ -206,6 +215,7 @@ class LocalSandbox:
         self._provider = provider
         self._spec = spec
         self._link = link
+        self._keepers = Keepers(link)
         self._init_pid = hello["init_pid"]
         self._supervisor_pid = hello["supervisor_pid"]
         self._upper = upper
@@ -245,34 +255,18 @@ class LocalSandbox:
             "env": self.joined_env(env),
             "cwd": cwd,
             "timeout_s": timeout_s,
-            "rlimits": self._rlimits(),
         }
-        with (
-            Capture(self._spec.limits.output_bytes) as out,
-            Capture(self._spec.limits.output_bytes) as err,
-            sealed_input(stdin) as source,
-        ):
-            fds = [source, out.writer, err.writer]
+        limit = self._spec.limits.output_bytes
+        with Capture(limit) as out, Capture(limit) as err, sealed_input(stdin) as source:
             try:
-                answer, _ = await self._link.request(
-                    message, fds, timeout_s=timeout_s + _GRACE_S, abandon="kill"
-                )
+                answer = await self._keepers.run(message, [source, out.writer, err.writer], timeout_s)
             except (LinkClosedError, TimeoutError, channel.MessageTooLargeError) as error:
                 raise SandboxExecError(f"{self._spec.trial_id}: {argv[0]}: {error}") from error
             if "error" in answer:
                 raise SandboxExecError(f"{self._spec.trial_id}: {answer['error']}")
-            if not answer["tree_gone"]:
-                await self._kill_all()
             return ExecResult(
                 answer["code"], out.contents(), err.contents(), answer["seconds"], answer["timed_out"]
             )
-
-    def _rlimits(self) -> dict[str, int]:
-        limits = self._spec.limits
-        rlimits = {"RLIMIT_CORE": 0}
-        if self._provider.limits_by == "rlimit":
-            rlimits |= {"RLIMIT_DATA": limits.memory_mb << 20, "RLIMIT_NPROC": limits.pids}
-        return rlimits
 
     async def put(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """See `Sandbox`."""
@@ -339,10 +333,10 @@ class LocalSandbox:
 
     async def _kill_all(self) -> None:
         try:
-            answer, _ = await self._link.request({"op": "killall"}, [], timeout_s=_GRACE_S)
+            alone = await self._keepers.end_everything()
         except (LinkClosedError, TimeoutError) as error:
             raise IntegrityError(f"{self._spec.trial_id}: processes could not be ended: {error}") from error
-        if not answer.get("alone"):
+        if not alone:
             raise IntegrityError(f"{self._spec.trial_id}: processes survived being killed.")
 
     async def _attach(self) -> None:
@@ -385,5 +379,6 @@ class LocalSandbox:
         finally:
             os.close(self._upper)
             self._provider.forget(self)
+            self._keepers.close()
             if not await self._link.close():
                 self._provider.kill(self._supervisor_pid)

@@ -8,13 +8,14 @@ import select
 import shutil
 import signal
 import socket
-import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from legorl.sandbox import layout, linux
+
+_FLAGS = linux.MS_NOSUID | linux.MS_NODEV
+_INODES_PER_MB = 256
 
 
 class StageError(Exception):
@@ -31,28 +32,45 @@ class Staged:
     """Directory with the overlay's upper layer, on a mount that the sandbox cannot name."""
 
 
+def prepare() -> None:
+    """In the launcher: what all sandboxes share, in a mount namespace of the launcher's own."""
+    os.umask(0o022)
+    sleep = shutil.which("sleep")
+    if sleep is None:
+        raise StageError("no `sleep` on PATH")
+    _private_mounts()
+    linux.mount("tmpfs", layout.STAGE, "tmpfs", _FLAGS, "size=8m,mode=0755")
+    stage = Path(layout.STAGE)
+    (stage / "etc").mkdir()
+    for name, text in layout.ETC_FILES.items():
+        (stage / "etc" / name).write_text(text)
+    for name in layout.ETC_COPIES:
+        if Path("/etc", name).exists():
+            shutil.copyfile(Path("/etc", name), stage / "etc" / name)
+    for name in layout.etc_directories():
+        (stage / "etc" / name).mkdir(parents=True)
+    # Not readable, only executable: the kernel then lets no command trace the sandbox's init.
+    shutil.copyfile(sleep, stage / "init")
+    (stage / "init").chmod(0o111)
+    Path(layout.BOX).mkdir()
+
+
 def build(request: dict[str, Any], control: socket.socket) -> Staged:
-    """Build it in the calling process, which afterwards is inside, without privileges.
+    """Build one in the calling process, which afterwards is inside, without privileges.
 
     Raises:
         StageError: bubblewrap failed, the deadline passed, or the host gave up.
         OSError: a mount or a namespace failed.
     """
-    linux.unshare(linux.CLONE_NEWNS)
-    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
-    flags = linux.MS_NOSUID | linux.MS_NODEV
-    size = f"size={request['disk_mb']}m,nr_inodes={request['disk_mb'] * 256},mode=0755"
-    linux.mount("tmpfs", layout.STAGE, "tmpfs", flags, size)
-    _fill(Path(layout.STAGE))
-    # By descriptor: no character of the path means anything to overlayfs, and no path shows inside.
-    workspace = os.open(request["workspace"], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    lower = f"lowerdir=/proc/self/fd/{workspace},upperdir={layout.UPPER},workdir={layout.STAGE}/work"
-    options = f"{lower},redirect_dir=off,metacopy=off,index=off" + (
-        "" if request["privileged"] else ",userxattr"
-    )
-    linux.mount("overlay", f"{layout.STAGE}/workspace", "overlay", flags, options)
-    os.close(workspace)
-    upper_fd = os.open(layout.UPPER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _private_mounts()
+    size = f"size={request['disk_mb']}m,nr_inodes={request['disk_mb'] * _INODES_PER_MB},mode=0755"
+    linux.mount("tmpfs", layout.BOX, "tmpfs", _FLAGS, size)
+    for name in ("upper", "work", *layout.WRITABLE):
+        os.mkdir(f"{layout.BOX}/{name}", 0o755)  # noqa: PTH102
+    for name in ("tmp", "shm"):
+        os.chmod(f"{layout.BOX}/{name}", 0o1777)  # noqa: PTH101
+    _overlay(request["workspace"], privileged=request["privileged"])
+    upper_fd = os.open(f"{layout.BOX}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     init_pid, bubblewrap_pid = _bubblewrap(request, control)
     linux.enter_namespaces(init_pid)
     os.chdir("/")
@@ -62,62 +80,56 @@ def build(request: dict[str, Any], control: socket.socket) -> Staged:
     return Staged(init_pid, bubblewrap_pid, upper_fd)
 
 
-def _fill(stage: Path) -> None:
-    os.umask(0o022)
-    for name in ("upper", "work", "etc", *(Path(path).name for path in layout.WRITABLE)):
-        (stage / name).mkdir()
-    for name in ("tmp", "shm"):
-        (stage / name).chmod(0o1777)
-    for name, text in layout.ETC_FILES.items():
-        (stage / "etc" / name).write_text(text)
-    for name in layout.ETC_COPIES:
-        if Path("/etc", name).exists():
-            shutil.copyfile(Path("/etc", name), stage / "etc" / name)
-    for name in layout.etc_directories():
-        (stage / "etc" / name).mkdir(parents=True)
-    # Not readable, only executable: the kernel then lets no command trace the sandbox's init.
-    shutil.copyfile("/usr/bin/sleep", stage / "init")
-    (stage / "init").chmod(0o111)
+def _private_mounts() -> None:
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("none", "/", "", linux.MS_REC | linux.MS_PRIVATE)
+
+
+def _overlay(workspace: str, *, privileged: bool) -> None:
+    # By descriptor: no character of the path means anything to overlayfs, and no path shows inside.
+    lower = os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    options = [
+        f"lowerdir=/proc/self/fd/{lower}",
+        f"upperdir={layout.BOX}/upper",
+        f"workdir={layout.BOX}/work",
+        # A snapshot reads the upper layer, so nothing in it may refer to the lower one.
+        "redirect_dir=off",
+        "metacopy=off",
+        "index=off",
+    ]
+    if not privileged:
+        options.append("userxattr")
+    linux.mount("overlay", f"{layout.BOX}/workspace", "overlay", _FLAGS, ",".join(options))
+    os.close(lower)
 
 
 def _bubblewrap(request: dict[str, Any], control: socket.socket) -> tuple[int, int]:
     """Run bubblewrap; returns the host pids of the sandbox's init and of bubblewrap itself."""
-    info_read, info_write = os.pipe2(os.O_CLOEXEC)
+    out, info, errors = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
     # Init only exists: with SIGCHLD ignored the kernel reaps the orphans it adopts. It says when it is there.
     script = f"trap '' CHLD; echo ready; exec {layout.INIT} infinity >/dev/null 2>&1"
-    process = subprocess.Popen(
-        [
-            request["bwrap"],
-            "--info-fd",
-            str(info_write),
-            *request["arguments"],
-            "--",
-            "/bin/sh",
-            "-c",
-            script,
+    pid = os.posix_spawn(
+        request["bwrap"],
+        ["bwrap", "--info-fd", "3", *request["arguments"], "--", "/bin/sh", "-c", script],
+        {},
+        file_actions=[
+            (os.POSIX_SPAWN_DUP2, pipe[1], target) for pipe, target in ((out, 1), (errors, 2), (info, 3))
         ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(info_write,),
-        env={},
     )
-    os.close(info_write)
-    assert process.stdout is not None and process.stderr is not None
+    for pipe in (out, errors, info):
+        os.close(pipe[1])
     poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
+    poll.register(out[0], select.POLLIN)
     poll.register(control, select.POLLIN)
-    end = time.monotonic() + request["timeout_s"]
-    events = poll.poll(max(0.0, end - time.monotonic()) * 1000)
+    events = poll.poll(request["timeout_s"] * 1000)
     if not events:
         raise StageError(f"bubblewrap was not ready after {request['timeout_s']} s")
     if any(fd == control.fileno() for fd, _ in events):
         raise StageError("the host gave up")
-    if os.read(process.stdout.fileno(), 16) != b"ready\n":
-        message = os.read(process.stderr.fileno(), 4096).decode(errors="replace").strip()
-        raise StageError(message or f"bubblewrap ended with status {process.wait(1)} and without a word")
-    init_pid = int(json.loads(os.read(info_read, 4096))["child-pid"])
-    os.close(info_read)
-    process.stdout.close()
-    process.stderr.close()
-    return init_pid, process.pid
+    if os.read(out[0], 16) != b"ready\n":
+        message = os.read(errors[0], 4096).decode(errors="replace").strip()
+        raise StageError(message or "bubblewrap ended without a word")
+    init_pid = int(json.loads(os.read(info[0], 4096))["child-pid"])
+    for pipe in (out, errors, info):
+        os.close(pipe[0])
+    return init_pid, pid

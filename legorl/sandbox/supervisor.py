@@ -1,10 +1,11 @@
 """One process per sandbox: builds it, then carries out the host's requests in it.
 
-It joins the sandbox's namespaces but not its process namespace: commands cannot see, signal or trace it,
-and it holds no secret. It has given up every privilege before the first command runs. Requests arrive on a
+It joins the sandbox's namespaces but not its process namespace: commands cannot see, signal or trace it, and
+it holds no secret. It has given up every privilege before the first command runs. Requests arrive on a
 socket whose end-of-file ends the sandbox.
 
-Requests: `exec`, `kill`, `put`, `get`, `listen`, `killall`; every one has an `id` that its answer repeats.
+Requests: `keeper` (a socket to a new keeper, which runs commands), `put`, `get`, `listen`; every one has an
+`id` that its answer repeats.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
+import resource
 import signal
 import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from legorl.sandbox import cgroups, channel, keeper, linux, stage
+from legorl.sandbox.watch import Watch
 
-_KILL_S = 5.0
-_KILLED = {"code": 128 + signal.SIGKILL, "timed_out": False, "seconds": 0.0, "tree_gone": True}
+_FORK_S = 2.0
+_OOM_SCORE = b"500"
+"""Of keepers and commands: the kernel ends one of them before their supervisor."""
 
 
 def main(request: dict[str, Any], groups: Sequence[cgroups.Group], control_fd: int) -> NoReturn:
@@ -38,6 +41,9 @@ def main(request: dict[str, Any], groups: Sequence[cgroups.Group], control_fd: i
                 os._exit(1)  # the launcher died before the signal was set
             for group in groups:
                 cgroups.join(group)
+            for name, value in request["rlimits"].items():
+                _lower(getattr(resource, name), value)
+            oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
             staged = stage.build(request, control)
         except (OSError, stage.StageError) as error:
             channel.send(control, channel.encode({"error": str(error)}))
@@ -45,7 +51,7 @@ def main(request: dict[str, Any], groups: Sequence[cgroups.Group], control_fd: i
         hello = {"init_pid": staged.init_pid, "supervisor_pid": os.getpid()}
         channel.send(control, channel.encode(hello), [staged.upper_fd])
         os.close(staged.upper_fd)
-        Supervisor(control, staged.bubblewrap_pid).serve()
+        Supervisor(control, staged.bubblewrap_pid, oom_fd).serve()
         with contextlib.suppress(ProcessLookupError):
             os.kill(staged.init_pid, signal.SIGKILL)
         while True:  # a keeper nobody waits for would keep the process namespace alive
@@ -62,37 +68,28 @@ class Supervisor:
 
     control: socket.socket
     bubblewrap_pid: int
-    keepers: dict[int, int] = field(default_factory=dict)
-    """Keeper pid -> id of its request."""
+    oom_fd: int
+    """Of this process's own `oom_score_adj`, which it cannot open any more."""
 
     def serve(self) -> None:
-        """Until the host closes its end."""
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(read, select.POLLIN)
-        while True:
-            ready = {fd for fd, _ in poll.poll()}
-            if read in ready:
-                os.read(read, 4096)
+        """Until the host closes its end or the sandbox's init is killed."""
+        with Watch(self.control) as self._watch:
+            while True:
+                message = self._watch.wait()
                 if not self._reap():
                     return
-            if self.control.fileno() in ready:
-                received = channel.receive(self.control)
-                if received is None:
-                    return
-                self._handle(*received)
+                if message:
+                    received = channel.receive(self.control)
+                    if received is None:
+                        return
+                    self._handle(*received)
 
     def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
         operations: dict[str, Callable[[dict[str, Any], list[int]], None]] = {
-            "exec": self._exec,
-            "kill": self._kill,
+            "keeper": self._keeper,
             "put": self._put,
             "get": self._get,
             "listen": self._listen,
-            "killall": self._killall,
         }
         try:
             operations[message["op"]](message, fds)
@@ -105,52 +102,30 @@ class Supervisor:
     def _answer(self, identifier: int, answer: dict[str, Any], fds: Sequence[int] = ()) -> None:
         channel.send(self.control, channel.encode({"id": identifier, **answer}), fds)
 
-    def _exec(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Fork a keeper, which answers for its command."""
-        pid = _fork()
-        if pid == 0:
-            keeper.main(self.control, message, fds)
-        self.keepers[pid] = message["id"]
-
-    def _kill(self, message: dict[str, Any], fds: list[int]) -> None:
-        for pid, identifier in self.keepers.items():
-            if identifier == message["target"]:
-                os.kill(pid, signal.SIGTERM)
-        self._answer(message["id"], {})
-
     def _reap(self) -> bool:
         """Collect the dead; False when bubblewrap is among them: the sandbox's init was killed."""
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return True
             if pid == self.bubblewrap_pid:
                 return False
-            identifier = self.keepers.pop(pid)
-            if os.waitstatus_to_exitcode(status) != 0:
-                # A command killed its keeper, so its descendants have lost theirs: end everything.
-                self._end_everything()
-                self._answer(identifier, _KILLED)
 
-    def _killall(self, message: dict[str, Any], fds: list[int]) -> None:
-        self._answer(message["id"], {"alone": self._end_everything()})
-
-    def _end_everything(self) -> bool:
-        """Kill every process but the sandbox's init; True when it is then alone."""
-        for pid in self.keepers:
-            os.kill(pid, signal.SIGTERM)  # each ends its own tree, which needs no new process
-        try:
-            helper = _fork()
-        except OSError:
-            return False
-        if helper == 0:
-            keeper.end_all_others(_KILL_S)
-        alone = os.waitpid(helper, 0)[1] == 0
-        for pid, identifier in list(self.keepers.items()):
-            if os.waitpid(pid, 0 if alone else os.WNOHANG) != (pid, 0):
-                self._answer(identifier, _KILLED)
-            del self.keepers[pid]
-        return alone
+    def _keeper(self, message: dict[str, Any], fds: list[int]) -> None:
+        ours, theirs = channel.pair()
+        with ours, theirs:
+            os.write(self.oom_fd, _OOM_SCORE)  # inherited
+            try:
+                pid = _fork()
+            finally:
+                os.write(self.oom_fd, b"0")
+            if pid == 0:
+                self._watch.close()
+                os.close(self.oom_fd)
+                self.control.close()
+                ours.close()
+                keeper.main(theirs)
+            self._answer(message["id"], {}, [ours.fileno()])
 
     def _put(self, message: dict[str, Any], fds: list[int]) -> None:
         """Write files whose contents lie one after another in the first descriptor."""
@@ -159,7 +134,7 @@ class Supervisor:
         self._answer(message["id"], {})
 
     def _get(self, message: dict[str, Any], fds: list[int]) -> None:
-        fd = os.open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(message["path"], os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError(errno.EINVAL, "not a regular file", message["path"])
@@ -176,13 +151,19 @@ class Supervisor:
             self._answer(message["id"], {}, [listener.fileno()])
 
 
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
 def _fork() -> int:
     """Fork into the sandbox; waits a moment while its process limit is reached.
 
     Raises:
         OSError: still reached, or the sandbox's init is dead (ENOMEM).
     """
-    end = time.monotonic() + 2
+    end = time.monotonic() + _FORK_S
     while True:
         try:
             return os.fork()
@@ -200,7 +181,7 @@ def _write(path: str, mode: int, data: bytes) -> None:
         if stat.S_ISLNK(mode):
             os.symlink(data, os.fsencode(partial))  # noqa: PTH211
         else:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as stream:
                 stream.write(data)
                 os.fchmod(fd, mode & 0o7777)

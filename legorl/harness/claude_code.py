@@ -14,7 +14,7 @@ from legorl.sandbox.base import ExecResult, Sandbox
 
 _PACKAGE = "@anthropic-ai/claude-code-linux-x64"
 _COMPACTION = "CRITICAL: Respond with TEXT ONLY"
-"""How the text that asks for a summary starts; such a request carries the main thread's tools and system prompt."""
+"""How the text that asks for a summary starts; the request has the main thread's tools and system prompt."""
 
 _ENV = {
     "ANTHROPIC_MODEL": MODEL_NAME,
@@ -78,7 +78,7 @@ class ClaudeCode(Program):
         return Launch(argv=(f"{self.target}/claude", "-p", instruction.rstrip(), *options), env=env)
 
     async def outcome(self, sandbox: Sandbox, result: ExecResult) -> Outcome:
-        """See `Harness.outcome`. Read from the last line of the stream, which Claude Code calls its result."""
+        """See `Harness.outcome`. Read from the last line of the stream, the `result`."""
         if result.timed_out:
             return Outcome("agent_deadline")
         end = _result_line(result.stdout)
@@ -95,7 +95,17 @@ class ClaudeCode(Program):
         """Subagents carry a header; a summary is asked for in the last user turn."""
         if agent := headers.get("x-claude-code-agent-id"):
             return Speaker(ThreadKind.SUBAGENT, key=agent, parent="main")
+        if _last_text(body).startswith(_COMPACTION):
+            return Speaker(ThreadKind.SIDE, key="compaction", parent="main", label="compaction")
         return Speaker(ThreadKind.MAIN)
+
+
+def _last_text(body: Mapping[str, Any]) -> str:
+    """Text of the last block of the last message."""
+    content = (body.get("messages") or [{}])[-1].get("content") or ""
+    if isinstance(content, list):
+        return str(content[-1].get("text", ""))
+    return str(content)
 
 
 def _result_line(stdout: bytes) -> dict[str, Any]:

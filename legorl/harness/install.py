@@ -128,7 +128,9 @@ def npm_binary(package: str, version: str, file: str, target: Path) -> None:
         UserError: not an x86-64 Linux, or npm fails.
     """
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise UserError(f"{package} is a Linux x86_64 binary; this machine is {platform.system()} {platform.machine()}.")
+        raise UserError(
+            f"{package} is a Linux x86_64 binary; this machine is {platform.system()} {platform.machine()}."
+        )
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save")
     with tempfile.TemporaryDirectory(prefix=".npm.", dir=target.parent.parent) as workdir:
         places = ("--cache", f"{workdir}/cache", "--prefix", workdir)

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from legorl.config.schema import HarnessConfig
 from legorl.errors import TransferError
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
-from legorl.harness.install import Runtime, base_python, pip_install
+from legorl.harness.forkserver import ForkServer, Joinable
+from legorl.harness.install import Runtime, base_python, locate, pip_install
 from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
 from legorl.sandbox.base import ExecResult, Mount, Sandbox
 
@@ -59,11 +61,15 @@ _LEAN_OBSERVATION = (
 
 
 class MiniSweAgent(Program):
-    """Adapter of mini-swe-agent."""
+    """Adapter of mini-swe-agent. In a sandbox of this machine its agents come from a fork server."""
 
     name = "mini_swe_agent"
     version = "2.4.6"
     wire = Wire.OPENAI_CHAT
+
+    def __init__(self, config: HarnessConfig) -> None:
+        super().__init__(config)
+        self._server: ForkServer | None = None
 
     def runtime(self) -> Runtime:
         """See `Program.runtime`. Compiled dependencies tie it to one Python version."""
@@ -77,8 +83,11 @@ class MiniSweAgent(Program):
         )
 
     def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        """See `Harness.mounts`."""
-        return (*super().mounts(cache), Mount(INSIDE, INSIDE_TARGET))
+        """See `Harness.mounts`. The library is also at its own path, where the fork server loads it from."""
+        library = locate(self.runtime(), cache)
+        if self._server is None:
+            self._server = ForkServer(library, INSIDE)
+        return (Mount(library, self.target), Mount(library, str(library)), Mount(INSIDE, INSIDE_TARGET))
 
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
         """See `Harness.command`."""
@@ -92,9 +101,9 @@ class MiniSweAgent(Program):
                 "observation_template": _lean_observation(limits),
                 "format_error_template": "error: no tool call",
             }
-        specs = [_CONFIG] if self.lean else ["mini.yaml", _CONFIG]
+        program = (str(base_python()), "-I", "-S", f"{INSIDE_TARGET}/mini_runner.py", self.target)
         return Launch(
-            argv=(str(base_python()), "-I", "-S", f"{INSIDE_TARGET}/mini_runner.py", self.target, *specs),
+            argv=(*program, *self._specs),
             env={
                 "OPENAI_API_KEY": token,
                 "MSWEA_SILENT_STARTUP": "1",
@@ -103,6 +112,23 @@ class MiniSweAgent(Program):
             },
             files={_CONFIG: json.dumps(config).encode()},
         )
+
+    async def run(self, sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
+        """See `Harness.run`."""
+        if self._server is None or not isinstance(sandbox, Joinable):
+            return await super().run(sandbox, launch, timeout_s)
+        await self.put(sandbox, launch)
+        return await self._server.run(sandbox.join, self._specs, launch.env, timeout_s)
+
+    async def close(self) -> None:
+        """See `Harness.close`."""
+        if self._server is not None:
+            await self._server.close()
+
+    @property
+    def _specs(self) -> tuple[str, ...]:
+        """mini's configuration files, later ones win."""
+        return (_CONFIG,) if self.lean else ("mini.yaml", _CONFIG)
 
     async def outcome(self, sandbox: Sandbox, result: ExecResult) -> Outcome:
         """See `Harness.outcome`. Read from the trajectory that mini writes after every step."""

@@ -9,13 +9,11 @@ from typing import Any
 
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
 from legorl.harness.install import Runtime, npm_binary
-from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
-from legorl.sandbox.base import ExecResult, Mount, Sandbox
+from legorl.harness.program import MODEL_NAME, Program, broken, overflow_in
+from legorl.sandbox.base import ExecResult, Sandbox
 
 _PACKAGE = "opencode-linux-x64-baseline"
 _CONFIG = "/tmp/legorl/opencode.json"
-_TURN_LIMIT = "legorl: turn limit"
-"""What `inside/opencode_limit.js` throws."""
 _SIDE_PROMPTS = {
     "You are a title generator": "title",
     "You are a context summarization agent": "compaction",
@@ -44,10 +42,6 @@ class OpenCode(Program):
             build=build,
         )
 
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        """See `Harness.mounts`."""
-        return (*super().mounts(cache), Mount(INSIDE, INSIDE_TARGET))
-
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
         """See `Harness.command`. With a title given, OpenCode asks the model for none."""
         config = _common(base_url, token, limits)
@@ -56,7 +50,15 @@ class OpenCode(Program):
             config["agent"] = {"build": {"prompt": _LEAN_PROMPT}, "title": {"disable": True}}
             config["compaction"] = {"auto": False, "prune": False}
         return Launch(
-            argv=(f"{self.target}/opencode", "run", "--format", "json", "--title", "task", instruction.rstrip()),
+            argv=(
+                f"{self.target}/opencode",
+                "run",
+                "--format",
+                "json",
+                "--title",
+                "task",
+                instruction.rstrip(),
+            ),
             env={
                 "OPENCODE_CONFIG": _CONFIG,
                 "OPENCODE_DISABLE_AUTOUPDATE": "1",
@@ -64,8 +66,7 @@ class OpenCode(Program):
                 "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
                 "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1",
                 "OPENCODE_EXPERIMENTAL_BASH_DEFAULT_TIMEOUT_MS": str(limits.command_timeout_s * 1000),
-                "npm_config_fetch_retries": "0",  # it looks for its plug-in types on npm, and there is no network
-                "LEGORL_TURN_LIMIT": str(limits.turns),
+                "npm_config_fetch_retries": "0",  # it asks npm for its plug-in types; there is no network
             },
             files={_CONFIG: json.dumps(config).encode()},
         )
@@ -76,8 +77,6 @@ class OpenCode(Program):
             return Outcome("agent_deadline")
         events = _events(result.stdout)
         for error in (str(event.get("error")) for event in events if event.get("type") == "error"):
-            if _TURN_LIMIT in error:
-                return Outcome("turn_limit")
             if overflow_in(error):
                 return Outcome("context_overflow", error)
             raise broken(self.name, result, f"ended with an error: {error}")
@@ -112,7 +111,6 @@ def _common(base_url: str, token: str, limits: HarnessLimits) -> dict[str, Any]:
         "autoupdate": False,
         "share": "disabled",
         "permission": {"*": "allow"},
-        "plugin": [f"file://{INSIDE_TARGET}/opencode_limit.js"],
     }
 
 

@@ -51,9 +51,13 @@ class Program:
 
     async def run(self, sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
         """See `Harness.run`."""
+        await self.put(sandbox, launch)
+        return await sandbox.exec(launch.argv, timeout_s=timeout_s, env=launch.env)
+
+    async def put(self, sandbox: Sandbox, launch: Launch) -> None:
+        """Put the files of a launch."""
         for path, data in launch.files.items():
             await sandbox.put(path, data)
-        return await sandbox.exec(launch.argv, timeout_s=timeout_s, env=launch.env)
 
     async def close(self) -> None:
         """Nothing is held between trials."""

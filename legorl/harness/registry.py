@@ -11,7 +11,9 @@ from legorl.harness.mini_swe_agent import MiniSweAgent
 from legorl.harness.opencode import OpenCode
 from legorl.harness.program import Program
 
-HARNESSES: dict[str, type[Program]] = {adapter.name: adapter for adapter in (MiniSweAgent, ClaudeCode, OpenCode)}
+HARNESSES: dict[str, type[Program]] = {
+    adapter.name: adapter for adapter in (MiniSweAgent, ClaudeCode, OpenCode)
+}
 
 
 def get_harness(config: HarnessConfig) -> Program:

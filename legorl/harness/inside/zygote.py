@@ -1,0 +1,197 @@
+"""Fork server for mini-swe-agent: imports it once, then forks one agent per trial into the trial's sandbox.
+
+    zygote ─ fork ─ entrant (joins the sandbox) ─ fork ─ keeper ─ fork ─ agent
+
+Starts on the host and holds no secret: its environment is empty but for settings of the import, and its only
+descriptor is the control socket, whose end-of-file ends it and every agent. An agent gets the state of a
+command that the sandbox executes: namespaces, limits, no privileges, its own session, the environment of the
+launch, no other descriptors than its standard streams. The keeper, which agents cannot trace, keeps the
+deadline and ends the agent's whole tree; it answers on a socket of its own, whose end-of-file ends it too.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from legorl.harness.inside import mini_runner
+from legorl.sandbox import channel, linux
+from legorl.sandbox.join import Join, enter
+
+_END_TREE_S = 5.0
+_LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+
+
+def main(control_fd: int) -> None:
+    """Import, say hello, serve until the host closes its end."""
+    control = socket.socket(fileno=control_fd)
+    try:
+        _warm_up()
+    except Exception:
+        channel.send(control, channel.encode({"error": traceback.format_exc()[-4000:]}))
+        raise
+    gc.collect()
+    gc.freeze()  # the collector does not touch, and so not copy, what all agents share
+    channel.send(control, channel.encode({}))
+    with _child_events() as events:
+        _serve(control, events)
+
+
+def _warm_up() -> None:
+    """Import what an agent imports, and do once what is slow the first time."""
+    import encodings.idna  # noqa: F401
+
+    import minisweagent.agents.default
+    import minisweagent.config
+    import minisweagent.environments.local  # noqa: F401
+    import requests
+    from jinja2 import StrictUndefined, Template
+
+    importlib.import_module("mini_model")  # as configurations name it
+    Template("{% if a %}{{ a }}{% endif %}", undefined=StrictUndefined).render(a="")
+    requests.Session().prepare_request(requests.Request("POST", "http://127.0.0.1/", json={}))
+
+
+def _serve(control: socket.socket, events: int) -> None:
+    poll = _poll(control.fileno(), events)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if events in ready:
+            os.read(events, 4096)
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+        if control.fileno() in ready:
+            received = channel.receive(control)
+            if received is None:
+                return  # entrants, keepers and agents follow by their parent-death signals
+            message, fds = received
+            if os.fork() == 0:
+                control.close()
+                _entrant(message, socket.socket(fileno=fds[0]), fds[1:])
+            for fd in fds:
+                os.close(fd)
+
+
+def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoReturn:
+    """Join the sandbox, fork the keeper into its process namespace, and wait for it."""
+    try:
+        join = Join(**message["join"])
+        for limit in _LIMITS:
+            resource.setrlimit(limit, resource.prlimit(join.init_pid, limit))
+        enter(join)
+        if os.fork() == 0:
+            _keeper(message, host, fds)
+        host.close()
+        os.wait()
+    except OSError as error:
+        channel.send(host, channel.encode({"error": f"the sandbox could not be joined: {error}"}))
+    finally:
+        os._exit(0)
+
+
+def _keeper(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoReturn:
+    """Start the agent, wait for its end, the deadline or the host, end its tree, answer."""
+    try:
+        linux.set_parent_death_signal(signal.SIGKILL)
+        linux.set_child_subreaper()
+        os.setsid()
+        with _child_events() as events:
+            start = time.monotonic()
+            child = os.fork()
+            if child == 0:
+                _agent(message, fds)
+            code = _wait(child, start + message["timeout_s"], host, events)
+            tree_gone = _end_tree()
+            answer = {"code": code, "seconds": time.monotonic() - start, "tree_gone": tree_gone}
+            channel.send(host, channel.encode(answer))
+    finally:
+        os._exit(0)
+
+
+def _wait(child: int, end: float, host: socket.socket, events: int) -> int | None:
+    """Exit code of the child (128+n for signal n); None when the deadline passed or the host went away."""
+    poll = _poll(host.fileno(), events)
+    while (left := end - time.monotonic()) > 0:
+        ready = {fd for fd, _ in poll.poll(left * 1000)}
+        if host.fileno() in ready:
+            return None
+        if events in ready:
+            os.read(events, 4096)
+            while (dead := os.waitpid(-1, os.WNOHANG))[0]:
+                if dead[0] == child:
+                    code = os.waitstatus_to_exitcode(dead[1])
+                    return 128 - code if code < 0 else code
+    return None
+
+
+def _end_tree() -> bool:
+    """Kill and reap every descendant (their orphans come to this process); False when some are left."""
+    end = time.monotonic() + _END_TREE_S
+    children = f"/proc/self/task/{os.getpid()}/children"
+    while time.monotonic() < end:
+        with open(children) as stream:  # noqa: PTH123
+            pids = [int(pid) for pid in stream.read().split()]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, 0 if pids else os.WNOHANG)[0]:
+                pids = []
+        except ChildProcessError:
+            return True
+    return False
+
+
+def _agent(message: dict[str, Any], fds: Sequence[int]) -> NoReturn:
+    """Become what an executed command would be, then run the agent in this interpreter."""
+    code = 1
+    try:
+        os.setsid()
+        for target, fd in enumerate(fds):
+            os.dup2(fd, target)
+        os.closerange(len(fds), 1 << 16)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        linux.set_dumpable(True)  # or its own /proc files belong to nobody
+        linux.set_parent_death_signal(signal.SIGKILL)
+        os.environ.clear()
+        os.environ.update(message["env"])
+        code = mini_runner.run(message["specs"])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+@contextmanager
+def _child_events() -> Iterator[int]:
+    """A descriptor that is readable after a child has died."""
+    read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    try:
+        yield read
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(read)
+        os.close(write)
+
+
+def _poll(*fds: int) -> select.poll:
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return poll

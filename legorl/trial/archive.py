@@ -82,6 +82,7 @@ def _write_verification(verification: Verification, directory: Path) -> None:
         "passed": list(verification.passed),
         "failed": dict(verification.failed),
         "rolled_back": list(verification.rolled_back),
+        "skipped": list(verification.skipped),
         "seconds": verification.seconds,
     }
     (directory / "result.json").write_text(json.dumps(summary, indent=1))

@@ -1,7 +1,7 @@
 """Transcripts for a warm start: trials of a scripted expert, through the real harness, proxy and sandbox.
 
 Invariant: what is returned is what training will see, rows of real trials with their invariants checked; a
-trial that infrastructure ended is run again, and one that fails again and again ends the capture with its reason.
+trial that infrastructure ended is run again, one that fails again and again ends the capture with its reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def capture(
         Record and rows of each episode, in order.
 
     Raises:
-        InfrastructureError: an episode failed `ATTEMPTS` times; the message has its last cause and its directory.
+        InfrastructureError: an episode failed `ATTEMPTS` times; the message has its last cause.
     """
     done = 0
 

@@ -52,24 +52,27 @@ class PhaseClock:
             raise
 
     async def cleanup(self, name: str, work: Awaitable[T], deadline_s: float) -> T:
-        """Run `work` to its end as phase `name`; a cancellation meanwhile is delivered afterwards.
+        """`to_the_end`, timed as phase `name`."""
+        with self.timed(name):
+            return await to_the_end(work, deadline_s)
 
-        Raises:
-            SetupDeadlineError: the deadline passed; `work` was cancelled.
-        """
 
-        async def bounded() -> T:
-            async with self.phase(name, deadline_s):
-                return await work
+async def to_the_end(work: Awaitable[T], deadline_s: float) -> T:
+    """Await `work` even when cancelled meanwhile; the cancellation is delivered afterwards.
 
-        task = asyncio.ensure_future(bounded())
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                with suppress(Exception):
-                    await task
-            raise
+    Raises:
+        SetupDeadlineError: the deadline passed; `work` was cancelled.
+    """
+    task = asyncio.ensure_future(asyncio.wait_for(work, deadline_s))
+    try:
+        return await asyncio.shield(task)
+    except TimeoutError as error:
+        raise SetupDeadlineError(f"Clean-up took longer than {deadline_s:g} s.") from error
+    except asyncio.CancelledError:
+        if not task.done():
+            with suppress(Exception):
+                await task
+        raise
 
 
 def ending_of(error: Exception) -> Outcome:

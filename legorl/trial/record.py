@@ -63,7 +63,7 @@ class TrialRecord:
     """Ledger invariants that do not hold; any makes the termination `proxy`."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     phase_s: dict[str, float] = field(default_factory=dict)
-    """Seconds per phase: start, setup, agent, snapshot, verify, stop."""
+    """Seconds per phase: seal, start, setup, agent, snapshot, stop, verify, and total."""
     path: str = ""
     """Directory of the trial relative to the run directory."""
 

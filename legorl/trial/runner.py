@@ -32,13 +32,15 @@ from legorl.trial.phases import PhaseClock, ending_of
 from legorl.trial.record import Behaviour, TrialRecord
 from legorl.trial.summary import count, steps_of
 from legorl.trial.termination import is_excluded
-from legorl.trial.verify import Verification, grade
+from legorl.trial.verify import STOP_S, Verification, grade
 
+SEAL_S = 120.0
+START_GRACE_S = 5.0
+"""The provider keeps `sandbox.start_timeout_s` itself; this is for one that does not."""
 AGENT_GRACE_S = 15.0
 """A harness that has not returned so long after its own deadline is broken."""
 REFUSED_GRACE_S = 10.0
 """A harness that goes on so long after its budget was refused is ended."""
-STOP_S = 30.0
 PROXY_S = 30.0
 _SUBMITTED = frozenset({"submitted", "stopped"})
 """Ends by the agent's own declaration: a submission, or a turn without further calls."""
@@ -138,11 +140,13 @@ class _Trial:
         """The agent's sandbox: started with the sealed workspace, stopped on every path."""
         request, runner = self.request, self.runner
         start_s = self.config.sandbox.start_timeout_s
-        async with self.clock.phase("start", start_s):
+        async with self.clock.phase("seal", SEAL_S):
+            workspace = await asyncio.to_thread(runner.seal, request.task.workspace, runner.cache)
+        async with self.clock.phase("start", start_s + START_GRACE_S):
             sandbox = await runner.provider.start(
                 SandboxSpec(
                     trial_id=request.trial_id,
-                    workspace=await asyncio.to_thread(runner.seal, request.task.workspace, runner.cache),
+                    workspace=workspace,
                     mounts=runner.mounts,
                     limits=runner.limits,
                     start_timeout_s=start_s,

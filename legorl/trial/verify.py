@@ -8,6 +8,7 @@ or a verifier that cannot even grade the untouched repository, is infrastructure
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from legorl.sandbox.base import (
     Snapshot,
 )
 from legorl.tasks.task import Task
+from legorl.trial.phases import to_the_end
 from legorl.trial.protected import roll_back
 
 TESTS = "/tests"
@@ -36,6 +38,7 @@ RESULTS = "/logs/verifier"
 _READ = f"cat {RESULTS}/reward.txt 2>/dev/null; printf '\\0'; cat {RESULTS}/result.json 2>/dev/null"
 _READ_TIMEOUT_S = 10.0
 _REMOVE_TIMEOUT_S = 10.0
+STOP_S = 30.0
 
 
 @runtime_checkable
@@ -58,6 +61,8 @@ class Verification:
     """Hidden test -> its message."""
     rolled_back: tuple[str, ...] = ()
     """Protected paths that the agent had changed."""
+    skipped: tuple[str, ...] = ()
+    """What the agent left and the snapshot could not take (too large, no file)."""
     output: bytes = b""
     """Standard output and error of `test.sh`."""
     seconds: float = 0.0
@@ -154,13 +159,12 @@ async def grade(
         # Nothing of the agent's code runs any more; this output is the files' content and nothing else.
         files = await sandbox.exec(["bash", "-c", _READ], timeout_s=_READ_TIMEOUT_S, cwd="/")
     finally:
-        await sandbox.stop()
-    return _judge(task, result, files.stdout, untouched=not kept.changed, rolled_back=tuple(rolled_back))
+        await to_the_end(sandbox.stop(), STOP_S)
+    verdict = _judge(task, result, files.stdout, untouched=not kept.changed)
+    return dataclasses.replace(verdict, rolled_back=tuple(rolled_back), skipped=snapshot.skipped)
 
 
-def _judge(
-    task: Task, result: ExecResult, files: bytes, *, untouched: bool, rolled_back: tuple[str, ...]
-) -> Verification:
+def _judge(task: Task, result: ExecResult, files: bytes, *, untouched: bool) -> Verification:
     output = result.stdout + (b"\n--- stderr ---\n" + result.stderr if result.stderr else b"")
     if result.timed_out:
         verdict = Verification(0.0, f"the hidden tests ran longer than {task.verify_timeout_s:g} s")
@@ -173,6 +177,4 @@ def _judge(
             )
         # The tests run the agent's code: when they die without a result, that code killed them.
         verdict = parsed or Verification(0.0, f"the changed code ended the tests (exit code {result.code})")
-    return Verification(
-        verdict.reward, verdict.detail, verdict.passed, verdict.failed, rolled_back, output, result.seconds
-    )
+    return dataclasses.replace(verdict, output=output, seconds=result.seconds)

@@ -43,13 +43,15 @@ ETC_FILES: Mapping[str, str] = {
 ETC_COPIES = ("ld.so.cache", "localtime", "mime.types", "os-release")
 _ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/extracted")
 """Of the host's /etc: what programs need and what says nothing about the host (no keys, no accounts)."""
+_PYTHON = "/opt/python/bin"
+"""Holds `python`, which some systems have under the name `python3` only."""
 _TREES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
 def environment(extra: Mapping[str, str]) -> dict[str, str]:
     """Environment of every command: a fixed base, then the spec's variables."""
     base = {
-        "PATH": f"{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "PATH": f"{_PYTHON}:{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "HOME": HOME,
         "USER": "agent",
         "LOGNAME": "agent",
@@ -91,7 +93,8 @@ def _host_arguments() -> tuple[str, ...]:
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
         arguments += ["--ro-bind", str(prefix), str(prefix)]
-    arguments += ["--proc", "/proc"]
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    arguments += ["--symlink", f"{prefix}/bin/{version}", f"{_PYTHON}/python", "--proc", "/proc"]
     for path in _kernel_settings():
         arguments += ["--ro-bind", str(path) if path.is_dir() else "/dev/null", str(path)]
     return (*arguments, "--dev", "/dev", "--ro-bind", f"{STAGE}/init", INIT)

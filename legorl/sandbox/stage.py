@@ -93,7 +93,7 @@ def _overlay(workspace: str, *, privileged: bool) -> None:
         f"upperdir={layout.BOX}/upper",
         f"workdir={layout.BOX}/work",
         # A snapshot reads the upper layer, so nothing in it may refer to the lower one.
-        "redirect_dir=off",
+        "redirect_dir=nofollow",
         "metacopy=off",
         "index=off",
     ]

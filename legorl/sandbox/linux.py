@@ -28,6 +28,7 @@ MS_PRIVATE = 1 << 18
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
 _PR_CAPBSET_DROP = 24
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -88,6 +89,11 @@ def drop_privileges() -> None:
             break  # beyond the last one this kernel knows
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def set_seccomp_filter(program: bytes) -> None:
+    """Install a filter, a `struct sock_fprog`, for this process and its descendants."""
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, program, 0, 0), "prctl(PR_SET_SECCOMP)")
 
 
 def enter_namespaces(pid: int) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -26,7 +27,7 @@ from typing import Any
 
 import legorl
 from legorl.errors import IntegrityError, SandboxExecError, SandboxStartError, TransferError, UserError
-from legorl.sandbox import cgroups, channel, layout
+from legorl.sandbox import cgroups, channel, layout, seccomp
 from legorl.sandbox.base import (
     PROXY_PORT,
     WORKDIR,
@@ -66,6 +67,10 @@ def check_host() -> str:
     spaces = Path("/proc/sys/user/max_user_namespaces")
     if not spaces.exists() or int(spaces.read_text()) == 0:
         raise UserError("User namespaces are switched off: `sysctl user.max_user_namespaces=65536`.")
+    if not seccomp.supported():
+        raise UserError(
+            f"Local sandboxes know the system calls of x86_64 and aarch64, not {platform.machine()}."
+        )
     return bubblewrap
 
 

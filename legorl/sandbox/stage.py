@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from legorl.sandbox import layout, linux
+from legorl.sandbox import layout, linux, seccomp
 
 _FLAGS = linux.MS_NOSUID | linux.MS_NODEV
 _INODES_PER_MB = 256
@@ -75,6 +75,7 @@ def build(request: dict[str, Any], control: socket.socket) -> Staged:
     linux.enter_namespaces(init_pid)
     os.chdir("/")
     linux.drop_privileges()
+    seccomp.deny_system_calls()
     linux.set_dumpable(False)
     linux.set_parent_death_signal(signal.SIGKILL)  # changing credentials cleared it
     return Staged(init_pid, bubblewrap_pid, upper_fd)

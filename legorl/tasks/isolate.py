@@ -8,29 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from legorl.errors import UserError
+from legorl.tasks import process
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
 PYTHON = "/opt/python/bin/python"
 """The sandbox's `python`: a link to this process's interpreter, first in PATH."""
-
-
-@dataclass(frozen=True)
-class Completed:
-    """How the script ended."""
-
-    code: int
-    output: str
-    """Standard output and error together."""
-    timed_out: bool
 
 
 def _argv(read_only: Mapping[str, Path], writable: Mapping[str, Path]) -> list[str]:
@@ -63,32 +51,13 @@ def _argv(read_only: Mapping[str, Path], writable: Mapping[str, Path]) -> list[s
 
 def run(
     script: str, *, read_only: Mapping[str, Path], writable: Mapping[str, Path], timeout_s: float
-) -> Completed:
+) -> process.Completed:
     """Run a bash script; mappings give host directories by their path in the sandbox.
 
     Raises:
         UserError: bwrap is missing or may not create namespaces here.
     """
-    process = subprocess.Popen(
-        _argv(read_only, writable),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
-    timed_out = False
-    try:
-        output, _ = process.communicate(script, timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        timed_out = True
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        raise
-    if process.returncode and output.startswith("bwrap: "):
-        raise UserError(f"bwrap does not work here: {output.strip()}")
-    return Completed(process.returncode, output, timed_out)
+    done = process.run(_argv(read_only, writable), timeout_s=timeout_s, stdin=script)
+    if done.code and done.output.startswith("bwrap: "):
+        raise UserError(f"bwrap does not work here: {done.output.strip()}")
+    return done

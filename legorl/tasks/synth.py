@@ -6,8 +6,10 @@ bytes; a pool that exists is never changed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
+import fcntl
 import itertools
 import shutil
 import tempfile
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legorl.errors import UserError
-from legorl.tasks import repair
+from legorl.tasks import real, repair
 from legorl.tasks.draft import Draft, content_hash, write_task
 from legorl.tasks.pool import SPLITS, Entry, Manifest, Pool, Screening, load_pool, pool_hash, write_index
 from legorl.tasks.task import load_task
@@ -39,7 +41,14 @@ class Generator:
     """Numbers of tasks unless others are asked for."""
 
 
-GENERATORS = {repair.NAME: Generator(repair.GENERATOR, repair.ABOUT, repair.drafts, 320, 96)}
+GENERATORS = {
+    repair.NAME: Generator(repair.GENERATOR, repair.ABOUT, repair.drafts, 320, 96),
+    real.NAME: Generator(real.GENERATOR, real.ABOUT, real.drafts, 24, 12),
+}
+
+
+FEW = 8
+"""More rejected drafts than this, and than were asked for, end a build: the generator is at fault."""
 
 
 def generator(name: str) -> Generator:
@@ -89,8 +98,7 @@ def synth(
     if out.exists():
         return _existing(out, request)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory:
-        build = Path(directory) / "pool"
+    with _building(out) as build:
         entries: list[Entry] = []
         for split, count in zip(SPLITS, (train, heldout), strict=True):
             before, total = len(entries), train + heldout
@@ -107,6 +115,21 @@ def synth(
                 raise
             return _existing(out, request)  # another process was faster
     return load_pool(out)
+
+
+@contextlib.contextmanager
+def _building(out: Path) -> Iterator[Path]:
+    """A directory beside `out` to build in; what killed builds left there is removed first."""
+    for left in out.parent.glob(f".{out.name}-*"):
+        with contextlib.suppress(OSError), (left / "lock").open() as lock:
+            fcntl.flock(
+                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # held, and refused here, while its process lives
+            shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory:
+        with (Path(directory) / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield Path(directory) / "pool"
 
 
 def _existing(out: Path, request: Request) -> Pool:
@@ -141,7 +164,7 @@ def _screened(drafts: Iterator[Draft], count: int, build: Path, jobs: int) -> It
                 kept += 1
                 yield _entry(draft, path, screening)
             else:
-                reason = screening.reason
+                reasons.append(screening.reason)
                 shutil.rmtree(path)
 
 

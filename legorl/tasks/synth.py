@@ -122,14 +122,15 @@ def _building(out: Path) -> Iterator[Path]:
     """A directory beside `out` to build in; what killed builds left there is removed first."""
     for left in out.parent.glob(f".{out.name}-*"):
         with contextlib.suppress(OSError), (left / "lock").open() as lock:
-            fcntl.flock(
-                lock, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # held, and refused here, while its process lives
+            # Refused, with an OSError, while the process that builds there lives.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory:
-        with (Path(directory) / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield Path(directory) / "pool"
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory,
+        (Path(directory) / "lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Path(directory) / "pool"
 
 
 def _existing(out: Path, request: Request) -> Pool:
@@ -147,14 +148,16 @@ def _existing(out: Path, request: Request) -> Pool:
 def _screened(drafts: Iterator[Draft], count: int, build: Path, jobs: int) -> Iterator[Entry]:
     """The first `count` drafts that hold, written below `build`; those that do not are removed again."""
     kept = 0
-    reason = ""
+    reasons: list[str] = []
     while kept < count:
         batch = list(itertools.islice(drafts, count - kept))
-        if not batch:
-            why = f" Left out, for example: {reason}" if reason else ""
-            raise UserError(
-                f"The generator has {kept} tasks for a split of which {count} were asked for.{why}"
+        if not batch or len(reasons) > max(count, FEW):
+            why = (
+                f" {len(reasons)} drafts were left out, the last one because {reasons[-1]}."
+                if reasons
+                else ""
             )
+            raise UserError(f"Of {count} tasks asked for in a split, only {kept} could be made.{why}")
         paths = [build / "tasks" / draft.id for draft in batch]
         for draft, path in zip(batch, paths, strict=True):
             write_task(draft, path)

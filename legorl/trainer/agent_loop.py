@@ -1,52 +1,60 @@
 """One trial per call of verl's agent loop: the harness drives, the proxy records, rows come back.
 
-Everything shared by the trials of a worker process (proxy, sandboxes, harness, pool) is built once, on first
-use, by `TrialWorkshop`.
+What the trials of a worker process share (proxy, sandboxes, harness, pool) is opened once, on first use, and
+lives as long as the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from legorl.config.resolved import load_config
-from legorl.tracking.events import EventLog, Trial
+from legorl.engine.vllm_parser import vllm_parser
+from legorl.tasks.pool import Pool
+from legorl.tracking.events import EventLog, Fatal, Trial
 from legorl.trainer.batch import RoutingShape, outputs, placeholder
 from legorl.trainer.engine import VerlEngine
-from legorl.trainer.workshop import open_runner
-from legorl.trial.runner import TrialRequest
+from legorl.trainer.inputs import open_pool
+from legorl.trial.one import open_workshop
+from legorl.trial.runner import TrialRequest, TrialRunner
 
-_workshops: dict[Path, asyncio.Task[TrialWorkshop]] = {}
 
-
-class TrialWorkshop:
+@dataclass(frozen=True)
+class _Shared:
     """What the trials of one process share."""
 
-    def __init__(self, run_dir: Path, client: Any, tokenizer: Any, routing: RoutingShape | None) -> None:
-        self.run_dir = run_dir
-        self.config = load_config(run_dir)
-        self.events = EventLog(run_dir)
-        self.pad_id = int(tokenizer.pad_token_id)
-        self.routing = routing
-        self._engine = VerlEngine(client, timeout_s=self.config.engine.request_timeout_s)
-
-    async def start(self) -> None:
-        """Open proxy, sandboxes and harness."""
-        self.runner, self.pool = await open_runner(self.config, self._engine, self.run_dir)
+    runner: TrialRunner
+    pool: Pool
+    events: EventLog
+    routing: RoutingShape | None
+    pad_id: int
+    stack: AsyncExitStack
+    """Holds the open workshop."""
 
 
-async def _workshop(run_dir: Path, client: Any, tokenizer: Any, routing: RoutingShape | None) -> TrialWorkshop:
-    """The process's workshop; the first caller builds it, the others wait for it."""
+_shared: dict[Path, asyncio.Task[_Shared]] = {}
 
-    async def build() -> TrialWorkshop:
-        workshop = TrialWorkshop(run_dir, client, tokenizer, routing)
-        await workshop.start()
-        return workshop
 
-    if run_dir not in _workshops:
-        _workshops[run_dir] = asyncio.create_task(build())
-    return await asyncio.shield(_workshops[run_dir])
+async def _open(run_dir: Path, verl_config: Any, client: Any, tokenizer: Any) -> _Shared:
+    config = load_config(run_dir)
+    model_dir = Path(verl_config.actor_rollout_ref.model.path)
+    parser = await asyncio.to_thread(vllm_parser, config.model.tool_parser, model_dir)
+    engine = VerlEngine(client, timeout_s=config.engine.request_timeout_s)
+    stack = AsyncExitStack()
+    workshop = await stack.enter_async_context(open_workshop(config, engine, model_dir, parser, run_dir))
+    routing = None
+    if config.backend.router_replay:
+        from transformers import AutoConfig
+
+        model = AutoConfig.from_pretrained(model_dir)
+        routing = RoutingShape(model.num_hidden_layers, model.num_experts_per_tok)
+    return _Shared(
+        workshop.runner, open_pool(config), EventLog(run_dir), routing, int(tokenizer.pad_token_id), stack
+    )
 
 
 class TrialAgentLoop:
@@ -58,13 +66,12 @@ class TrialAgentLoop:
         self._tokenizer = tokenizer
         self._run_dir = Path(run_dir)
 
-    def _routing(self) -> RoutingShape | None:
-        if not self._config.actor_rollout_ref.rollout.enable_rollout_routing_replay:
-            return None
-        from transformers import AutoConfig
-
-        model = AutoConfig.from_pretrained(self._config.actor_rollout_ref.model.path)
-        return RoutingShape(model.num_hidden_layers, model.num_experts_per_tok)
+    async def _share(self) -> _Shared:
+        """The first caller opens, the others wait for it."""
+        if self._run_dir not in _shared:
+            opening = _open(self._run_dir, self._config, self._client, self._tokenizer)
+            _shared[self._run_dir] = asyncio.create_task(opening)
+        return await asyncio.shield(_shared[self._run_dir])
 
     async def run(self, sampling_params: dict[str, Any], **prompt: Any) -> Any:
         """Run one trial.
@@ -76,25 +83,27 @@ class TrialAgentLoop:
         Returns:
             A list of `AgentLoopOutput`, one per segment.
         """
-        known = self._run_dir in _workshops
-        workshop = await _workshop(
-            self._run_dir, self._client, self._tokenizer, None if known else self._routing()
-        )
+        try:
+            shared = await self._share()
+        except Exception as error:
+            # verl only logs it and goes on without the row: say here why there will be no trial at all.
+            log = EventLog(self._run_dir)
+            log.write(Fatal(f"No trial can start: {type(error).__name__}: {error}"))
+            log.close()
+            raise
         info = prompt["extra_info"]
-        step, session = int(prompt["global_steps"]), int(prompt["session_id"])
-        task = workshop.pool.task(info["task"])
-        group = f"{info['split']}-{step:04d}-{prompt['uid'][:8]}"
-        result = await workshop.runner.run(
+        step, session, uid = int(prompt["global_steps"]), int(prompt["session_id"]), str(prompt["uid"])
+        task = shared.pool.task(info["task"])
+        result = await shared.runner.run(
             TrialRequest(
                 task=task,
-                trial_id=f"{task.id}-{step:04d}-{prompt['uid'][:6]}-{session}",
-                group=group,
+                trial_id=f"{task.id}-{uid[:6]}-{session}",
+                group=f"{task.id}-{uid[:8]}",
                 step=step,
                 split=info["split"],
             )
         )
-        record = result.record
-        workshop.events.write(Trial(record))
+        shared.events.write(Trial(result.record))
         if info["split"] != "train":
-            return [placeholder(record, workshop.routing, workshop.pad_id, step)]
-        return outputs(record, result.rows, workshop.routing, workshop.pad_id, step)
+            return [placeholder(result.record, shared.routing, shared.pad_id, step)]
+        return outputs(result.record, result.rows, shared.routing, shared.pad_id, step)

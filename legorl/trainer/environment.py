@@ -16,6 +16,8 @@ def set_up(config: Config) -> None:
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "legorl.trainer.plugin",
         "TOKENIZERS_PARALLELISM": "false",
+        # MLflow imports distutils; setuptools, imported later by torch, would then refuse to replace it.
+        "SETUPTOOLS_USE_DISTUTILS": "stdlib",
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from legorl.config.schema import Config
@@ -10,20 +11,31 @@ from legorl.tasks.pool import Pool, load_pool, pool_dir
 from legorl.trainer.dataset import write_dataset
 
 
-def open_pool(config: Config) -> Pool:
-    """The pool that `tasks` names: a path, or a pool of this name and seed below `paths.pools`.
-
-    Raises:
-        UserError: it is not there.
-    """
+def pool_path(config: Config) -> Path:
+    """Where the pool that `tasks` names lies: a directory, or a name and seed below `paths.pools`."""
     path = Path(config.tasks.pool)
-    if not (path.is_absolute() or (path / "pool.json").exists()):
-        path = pool_dir(Path(config.paths.pools), config.tasks.pool, config.tasks.seed)
-    return load_pool(path)
+    if path.is_absolute():
+        return path
+    return pool_dir(Path(config.paths.pools), config.tasks.pool, config.tasks.seed)
+
+
+def open_pool(config: Config) -> Pool:
+    """The pool that `tasks` names. Raises `UserError` when it is not there."""
+    return load_pool(pool_path(config))
+
+
+def warm_start_config(config: Config) -> Config:
+    """The configuration under which the policy is warm-started: always the default harness.
+
+    So runs that differ in their harness start from the same policy, and can be compared.
+    """
+    from legorl.config.compose import compose
+
+    return dataclasses.replace(config, harness=compose([]).harness)
 
 
 def starting_policy(config: Config, pool: Pool) -> Path:
-    """The policy's directory; the run's own policies must have been built (`legorl.trainer.prepare`).
+    """The policy's directory.
 
     Raises:
         UserError: it is not there.
@@ -33,7 +45,7 @@ def starting_policy(config: Config, pool: Pool) -> Path:
     else:
         from legorl.policy.build import policy_path
 
-        path = policy_path(config, pool)
+        path = policy_path(warm_start_config(config), pool)
     if not (path / "config.json").is_file():
         raise UserError(f"There is no policy in {path}: a Hugging Face directory with config.json is needed.")
     return path.resolve()

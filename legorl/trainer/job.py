@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from legorl.config.resolved import load_config
 from legorl.config.schema import Config
-from legorl.tracking.events import End, EventLog, Fatal, Phase
+from legorl.tracking.events import End, EventLog, Fatal, Phase, read_events
 from legorl.trainer import environment
 
 _MOUNT = Path("/tmp/legorl-ray")
@@ -102,7 +102,8 @@ def main(arguments: list[str]) -> int:
             _train(config, run_dir, events, ray_dir)
     except BaseException as error:
         traceback.print_exc()
-        events.write(Fatal(_reason(error)))
+        if not any(event["kind"] == Fatal.kind for event in read_events(run_dir)):  # the first cause counts
+            events.write(Fatal(_reason(error)))
         return 1
     events.write(End(step=config.run.steps))
     return 0

@@ -103,6 +103,8 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             done, _ = self.replay_buffer.sample(
                 global_steps=self.global_steps, partition_id="val", batch_size=len(batch)
             )
+            if not done.keys:
+                raise NothingToTrainError(f"No held-out trial after step {self.global_steps} came back; see job.log.")
             data = tq.kv_batch_get(keys=done.keys, partition_id=done.partition_id, select_fields=["extra_fields"])
             records += [TrialRecord.from_json(extra["legorl_record"]) for extra in list(data["extra_fields"])]
             tq.kv_clear(keys=done.keys, partition_id=done.partition_id)

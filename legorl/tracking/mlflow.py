@@ -35,7 +35,7 @@ _BATCH = 100
 
 def tracking_uri(config: Config) -> str:
     """`tracking.uri` (a secret in it stays a reference), or sqlite in the run area."""
-    return config.tracking.uri or f"sqlite:///{Path(config.paths.runs).resolve() / 'mlflow.db'}"
+    return config.tracking.uri or _sqlite(Path(config.paths.runs))
 
 
 def create_store(config: Config) -> None:
@@ -85,9 +85,10 @@ class Tracker:
     """The job's side. Raises `InfrastructureError` when MLflow fails: a run nobody can see must not go on."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Opens the entry named in `run.json`; parameters and `config.yaml` are logged the first time."""
+        """Opens the entry that `run.json` names; the first time, logs parameters and `config.yaml`."""
         config = load_config(run_dir)
-        self._uri = tracking_uri(config)
+        # From the run's own directory: a worker may have another working directory than the command line.
+        self._uri = config.tracking.uri or _sqlite(run_dir.parent)
         self._run = read_info(run_dir).mlflow_run
         _reach(self._uri)
         with self._failures():
@@ -148,6 +149,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + key] = str(value)
     return flat
+
+
+def _sqlite(runs: Path) -> str:
+    return f"sqlite:///{runs.resolve() / 'mlflow.db'}"
 
 
 def _client(uri: str) -> Any:

@@ -84,6 +84,8 @@ def _probe(
             f"{where} prints an assistant's turn differently when {name} follows it, so a history cannot be "
             "continued. Use a template that appends."
         )
+    if messages[0].text not in renderer.decode(following):
+        raise UserError(f"{where} does not print the text of {name}. Use a template made for tool calls.")
     ends = np.flatnonzero(complete == renderer.end_id)
     sampled = complete[len(shorter) : int(ends[-1]) + 1] if len(ends) else complete[:0]
     appended = np.concatenate([shorter, sampled, following, renderer.generation_ids])

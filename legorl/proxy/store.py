@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import zstandard
@@ -30,6 +32,8 @@ MESSAGES = "messages.jsonl.zst"
 VERSION = 1
 
 Line = dict[str, Json]
+_DAMAGE = (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error, zstandard.ZstdError)
+"""What reading a file that is not whole can raise."""
 
 
 def save(transcript: Transcript, directory: Path) -> None:
@@ -64,7 +68,7 @@ def load(directory: Path) -> Transcript:
         raise UserError(
             f"{directory} has no {name}: the trial was interrupted, or this is no trial."
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, IndexError, zstandard.ZstdError) as error:
+    except _DAMAGE as error:
         raise UserError(f"The transcript in {directory} is damaged: {error!r}.") from error
 
 

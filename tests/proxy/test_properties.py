@@ -46,7 +46,7 @@ REPLIES = [
 ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     moves=st.lists(
         st.tuples(st.sampled_from(MOVES), st.sampled_from(REPLIES), st.booleans()), min_size=1, max_size=14

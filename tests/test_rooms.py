@@ -26,7 +26,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": BASE,
     "tasks": BASE | {"config"},
     "sandbox": BASE | {"config"},
-    "harness": BASE | {"config", "sandbox.base"},
+    # The last four: how a process of another program joins a sandbox of this machine and answers to it.
+    "harness": BASE
+    | {
+        "config",
+        "sandbox.base",
+        "sandbox.join",
+        "sandbox.channel",
+        "sandbox.capture",
+        "sandbox.linux",
+    },
     "engine": BASE | {"config"},
     "proxy": BASE | {"config", "engine.base", "harness.base", "sandbox.base"},
     "trial": BASE | {"config", "tasks", "sandbox", "harness", "engine", "proxy"},

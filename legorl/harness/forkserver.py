@@ -20,9 +20,9 @@ from typing import Any, Protocol, runtime_checkable
 import legorl
 from legorl.errors import HarnessError, SandboxExecError
 from legorl.harness.install import base_python
-from legorl.sandbox import channel
 from legorl.sandbox.base import ExecResult
 from legorl.sandbox.capture import Capture, sealed_input
+from legorl.sandbox.channel import MESSAGE_BYTES, encode, pair, send
 from legorl.sandbox.join import Join
 
 _START_S = 60.0
@@ -74,7 +74,7 @@ class ForkServer:
             "join": dataclasses.asdict(join),
             "timeout_s": timeout_s,
         }
-        ours, theirs = channel.pair()
+        ours, theirs = pair()
         with (
             ours,
             theirs,
@@ -84,7 +84,7 @@ class ForkServer:
         ):
             fds = [theirs.fileno(), source, out.writer, err.writer]
             try:
-                channel.send(server.control, channel.encode(message), fds)
+                send(server.control, encode(message), fds)
             except OSError as error:
                 raise HarnessError(f"The fork server of mini-swe-agent is gone: {error}.") from error
             theirs.close()
@@ -109,7 +109,7 @@ class ForkServer:
             return self._server
 
     async def _start(self) -> _Server:
-        ours, theirs = channel.pair()
+        ours, theirs = pair()
         with theirs, tempfile.TemporaryFile() as log:
             root = Path(legorl.__file__).parents[1]
             command = [str(base_python()), "-I", "-S", "-X", "utf8", "-c", _MAIN]
@@ -154,7 +154,7 @@ async def _receive(sock: socket.socket, timeout_s: float) -> dict[str, Any]:
     sock.setblocking(False)
     async with asyncio.timeout(timeout_s):
         try:
-            data = await asyncio.get_running_loop().sock_recv(sock, channel.MESSAGE_BYTES)
+            data = await asyncio.get_running_loop().sock_recv(sock, MESSAGE_BYTES)
         except ConnectionError as error:
             raise EOFError("the other end is gone") from error
     if not data:

@@ -26,8 +26,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from legorl.harness.inside import mini_runner
-from legorl.sandbox import channel, linux
+from legorl.sandbox.channel import encode, receive, send
 from legorl.sandbox.join import Join, enter
+from legorl.sandbox.linux import set_child_subreaper, set_dumpable, set_parent_death_signal
 
 _END_TREE_S = 5.0
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
@@ -39,11 +40,11 @@ def main(control_fd: int) -> None:
     try:
         _warm_up()
     except Exception:
-        channel.send(control, channel.encode({"error": traceback.format_exc()[-4000:]}))
+        send(control, encode({"error": traceback.format_exc()[-4000:]}))
         raise
     gc.collect()
     gc.freeze()  # the collector does not touch, and so not copy, what all agents share
-    channel.send(control, channel.encode({}))
+    send(control, encode({}))
     with _child_events() as events:
         _serve(control, events)
 
@@ -73,7 +74,7 @@ def _serve(control: socket.socket, events: int) -> None:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
         if control.fileno() in ready:
-            received = channel.receive(control)
+            received = receive(control)
             if received is None:
                 return  # entrants, keepers and agents follow by their parent-death signals
             message, fds = received
@@ -96,7 +97,7 @@ def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int]) -> No
         host.close()
         os.wait()
     except OSError as error:
-        channel.send(host, channel.encode({"error": f"the sandbox could not be joined: {error}"}))
+        send(host, encode({"error": f"the sandbox could not be joined: {error}"}))
     finally:
         os._exit(0)
 
@@ -104,8 +105,8 @@ def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int]) -> No
 def _keeper(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoReturn:
     """Start the agent, wait for its end, the deadline or the host, end its tree, answer."""
     try:
-        linux.set_parent_death_signal(signal.SIGKILL)
-        linux.set_child_subreaper()
+        set_parent_death_signal(signal.SIGKILL)
+        set_child_subreaper()
         os.setsid()
         with _child_events() as events:
             start = time.monotonic()
@@ -115,7 +116,7 @@ def _keeper(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoR
             code = _wait(child, start + message["timeout_s"], host, events)
             tree_gone = _end_tree()
             answer = {"code": code, "seconds": time.monotonic() - start, "tree_gone": tree_gone}
-            channel.send(host, channel.encode(answer))
+            send(host, encode(answer))
     finally:
         os._exit(0)
 
@@ -163,8 +164,8 @@ def _agent(message: dict[str, Any], fds: Sequence[int]) -> NoReturn:
         os.closerange(len(fds), 1 << 16)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        linux.set_dumpable(True)  # or its own /proc files belong to nobody
-        linux.set_parent_death_signal(signal.SIGKILL)
+        set_dumpable(True)  # or its own /proc files belong to nobody
+        set_parent_death_signal(signal.SIGKILL)
         os.environ.clear()
         os.environ.update(message["env"])
         code = mini_runner.run(message["specs"])

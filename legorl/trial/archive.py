@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,13 +40,15 @@ def trial_directory(run_dir: Path, step: int, trial_id: str) -> Path:
 
 
 def write_trial(record: TrialRecord, remains: Remains, directory: Path) -> None:
-    """Write everything, the record last.
+    """Write everything, the record last. What an earlier attempt at the same trial left is replaced.
 
     Raises:
         InfrastructureError: the disk is full, or the directory cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        if directory.exists():
+            shutil.rmtree(directory)
+        directory.mkdir(parents=True)
         if remains.ledger is not None:
             save(remains.ledger, directory)
         if remains.harness is not None:

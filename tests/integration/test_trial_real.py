@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,11 +22,13 @@ from legorl.policy.expert import Expert, Mode
 from legorl.policy.tokenizer import corpus, save_tokenizer, train_tokenizer
 from legorl.proxy.invariants import check
 from legorl.proxy.store import load
+from legorl.sandbox.base import Sandbox, SandboxSpec
 from legorl.tasks.pool import Pool
 from legorl.tasks.synth import synth
 from legorl.trial.capture import capture
 from legorl.trial.one import Workshop, open_workshop, run_one
 from legorl.trial.record import read_record
+from legorl.trial.termination import TERMINATIONS, Blame
 from tests.fakes import SUBMIT, HermesParser
 from tests.integration.leftovers import no_leftovers
 
@@ -166,3 +170,32 @@ async def test_a_cancelled_trial_leaves_nothing(pool: Pool, model_dir: Path, tmp
             with pytest.raises(asyncio.CancelledError):
                 await trial
     assert not list((tmp_path / "run").rglob("trial.json"))
+
+
+@pytest.mark.parametrize("harness", ["mini_swe_agent", "claude_code"])
+async def test_a_killed_sandbox_is_excluded(
+    harness: str, pool: Pool, model_dir: Path, tmp_path: Path
+) -> None:
+    started: list[Sandbox] = []
+
+    async def killing(prompt: str, rng: random.Random) -> str:
+        pid = started[0].init_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.5)
+        return "Done."
+
+    with no_leftovers():
+        async with workshop(harness, killing, model_dir, tmp_path / "run") as shop:
+            start = shop.provider.start
+
+            async def watched(spec: SandboxSpec) -> Sandbox:
+                started.append(await start(spec))
+                return started[-1]
+
+            shop.provider.start = watched  # type: ignore[method-assign]
+            result = await run_one(shop, pool.tasks("train")[0])
+    record = result.record
+    assert record.excluded and record.reward is None and result.rows == []
+    assert TERMINATIONS[record.termination].blame is Blame.INFRASTRUCTURE, record.detail
+    assert record.phase_s["total"] < 60

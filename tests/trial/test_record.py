@@ -41,3 +41,9 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "trials").write_text("a file where the directory belongs")
     with pytest.raises(InfrastructureError, match="could not be recorded"):
         write_trial(RECORD, Remains(), trial_directory(tmp_path, 7, "t1"))
+
+
+def test_an_earlier_attempt_is_replaced(tmp_path: Path) -> None:
+    write_trial(RECORD, Remains(traceback="Traceback"), tmp_path / "t1")
+    write_trial(RECORD, Remains(), tmp_path / "t1")
+    assert [file.name for file in (tmp_path / "t1").iterdir()] == ["trial.json"]

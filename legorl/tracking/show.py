@@ -57,10 +57,11 @@ def show(history: RunHistory, examples: int = 5) -> str:
 
 def _head(history: RunHistory) -> Iterator[str]:
     info, status = history.info, run_status(history)
-    yield f"run {info.id} {info.name}: {info.state}, step {status.step}/{status.steps}, {status.wall_s:.0f} s"
+    yield f"run {' '.join(filter(None, (info.id, info.name)))}: {info.state}, step {status.step}/{status.steps}, {status.wall_s:.0f} s"
     if info.reason:
         yield f"  reason: {info.reason}"
-    yield f"  {' '.join(f'{group}={choice}' for group, choice in info.choices.items())}"
+    if info.choices:
+        yield f"  {' '.join(f'{group}={choice}' for group, choice in info.choices.items())}"
     if status.alignment.pearson_min is not None:
         yield (
             f"  alignment: pearson at least {status.alignment.pearson_min:.5f}, "

@@ -14,7 +14,7 @@ from legorl.engine.base import Sample
 from legorl.harness.base import Speaker
 from legorl.proxy.align import MatchKey, Node, Turn, anchor_of, locate, match_key
 from legorl.proxy.compose import compose
-from legorl.proxy.messages import ChatRequest, Message, Tool, tools_key
+from legorl.proxy.messages import ChatRequest, Message
 from legorl.proxy.render import Renderer
 from legorl.proxy.segment import Ids, Segment, digest
 from legorl.proxy.transcript import Orphan, Thread, Transcript
@@ -73,7 +73,7 @@ class Ledger(Transcript):
         Raises:
             Refusal: the model's chat template does not accept the messages.
         """
-        root = self._root(self._thread(speaker), request.tools)
+        root = self._root(self._thread(speaker), request)
         keys = [match_key(message, self._issued) for message in request.messages]
         node, depth = locate(root, request.messages, keys)
         if depth == len(keys) and not dry:
@@ -162,10 +162,10 @@ class Ledger(Transcript):
             self.threads[name] = Thread(name, speaker.kind, speaker.parent, speaker.label)
         return self.threads[name]
 
-    def _root(self, thread: Thread, tools: Sequence[Tool]) -> Node:
-        index = self._tools_index.setdefault(tools_key(tools), len(self.tools))
+    def _root(self, thread: Thread, request: ChatRequest) -> Node:
+        index = self._tools_index.setdefault(request.tools_key, len(self.tools))
         if index == len(self.tools):
-            self.tools.append(tools)
+            self.tools.append(request.tools)
         if index not in thread.roots:
             root = Node(len(self.nodes), None, None, tools=index, thread=thread.name)
             self.nodes.append(root)

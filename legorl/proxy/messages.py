@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from legorl.engine.base import Finish
@@ -73,6 +74,12 @@ class ChatRequest:
     wishes: Mapping[str, Json] = field(default_factory=dict)
     """Sampling parameters the harness asked for; recorded, never followed."""
 
+    @cached_property
+    def tools_key(self) -> str:
+        """Canonical text of the tool list: equal exactly when the tools are, key order apart."""
+        tools = [[tool.name, tool.description, tool.parameters] for tool in self.tools]
+        return json.dumps(tools, sort_keys=True, ensure_ascii=False)
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -83,13 +90,6 @@ class Reply:
     finish: Finish
     prompt_tokens: int
     completion_tokens: int
-
-
-def tools_key(tools: Sequence[Tool]) -> str:
-    """Canonical text of a tool list: equal exactly when the tools are, key order apart."""
-    return json.dumps(
-        [[tool.name, tool.description, tool.parameters] for tool in tools], sort_keys=True, ensure_ascii=False
-    )
 
 
 def join_texts(texts: Sequence[str]) -> str:
@@ -110,18 +110,19 @@ def order_results(messages: Sequence[Message]) -> tuple[Message, ...]:
     """
     ordered = list(messages)
     start = 0
-    rank: dict[str, int] = {}
+    calls: tuple[ToolUse, ...] = ()
     while start < len(ordered):
         message = ordered[start]
         if message.role is not Role.TOOL:
             if message.role is Role.ASSISTANT:
-                rank = {call.id: index for index, call in enumerate(message.calls)}
+                calls = message.calls
             start += 1
             continue
         end = start + 1
         while end < len(ordered) and ordered[end].role is Role.TOOL:
             end += 1
         if end - start > 1:
+            rank = {call.id: index for index, call in enumerate(calls)}
             ordered[start:end] = sorted(ordered[start:end], key=lambda m: rank.get(m.call_id, len(rank)))
         start = end
     return tuple(ordered)

@@ -19,7 +19,7 @@ from legorl.errors import EngineError, InfrastructureError, ProxyError
 from legorl.harness.base import Speaker, ThreadKind
 from legorl.proxy.align import Turn
 from legorl.proxy.ledger import Ledger, Plan, thread_name
-from legorl.proxy.messages import ChatRequest, Json, Message, Reply, Role, ToolUse, tools_key
+from legorl.proxy.messages import ChatRequest, Json, Message, Reply, Role, ToolUse
 from legorl.proxy.refusal import Reason, Refusal, invalid
 from legorl.proxy.render import Renderer
 
@@ -102,7 +102,7 @@ class Session:
         """
         self._refuse_when_over()
         self._note_wishes(request.wishes)
-        key = (thread_name(speaker), tools_key(request.tools), request.messages)
+        key = (thread_name(speaker), request.tools_key, request.messages)
         flight = self._flights.get(key)
         if flight is None:
             main = speaker.kind is ThreadKind.MAIN

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from legorl.proxy.messages import ChatRequest, Json, Reply
 from legorl.proxy.refusal import Refusal, invalid
 
-MAX_MESSAGES = 100_000
+T = TypeVar("T")
+
 PLACEHOLDER = "[{} omitted: this model reads text only]"
 
 
@@ -91,13 +93,27 @@ def want_flag(value: Json, where: str) -> bool:
     return value
 
 
+def read_each(values: Json, where: str, read: Callable[[Json], T]) -> list[T]:
+    """Read the items of a list ([] for null); a refusal from inside one is given its place.
+
+    Places are put together only when something is wrong: a long history is read on every request.
+    """
+    items: list[T] = []
+    try:
+        for value in want_list([] if values is None else values, where):
+            items.append(read(value))
+    except Refusal as refusal:
+        if isinstance(values, list):
+            raise invalid(f"{where}[{len(items)}].{refusal.message}") from None
+        raise
+    return items
+
+
 def want_messages(body: Mapping[str, Json]) -> Sequence[Json]:
     """The request's message list, not empty."""
     raw = want_list(body.get("messages"), "messages")
     if not raw:
         raise invalid("messages: at least one message is required")
-    if len(raw) > MAX_MESSAGES:
-        raise invalid(f"messages: {len(raw)} messages are more than {MAX_MESSAGES}")
     return raw
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from legorl.engine.base import Finish
 from legorl.proxy.messages import (
@@ -26,8 +27,8 @@ from legorl.proxy.wire import (
     PLACEHOLDER,
     WireFormat,
     compact,
+    read_each,
     want_flag,
-    want_list,
     want_messages,
     want_name,
     want_object,
@@ -65,15 +66,16 @@ class Anthropic(WireFormat):
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
         """See `WireFormat.parse`."""
-        messages = list(_system(body.get("system"), "system"))
-        for index, item in enumerate(want_messages(body)):
-            messages.extend(_messages(item, f"messages[{index}]"))
+        shown = [
+            _system(body.get("system"), "system"),
+            *read_each(want_messages(body), "messages", _messages),
+        ]
+        messages = [message for several in shown for message in several]
         if not messages:
             raise invalid("messages: nothing but volatile lines")
-        tools = want_list(body.get("tools") or [], "tools")
         return ChatRequest(
             messages=order_results(messages),
-            tools=tuple(_tool(item, f"tools[{i}]") for i, item in enumerate(tools)),
+            tools=tuple(read_each(body.get("tools"), "tools", _tool)),
             model=want_text(body.get("model"), "model"),
             stream=want_flag(body.get("stream"), "stream"),
             wishes=wishes_of(body, _WISHES),
@@ -128,89 +130,97 @@ class Anthropic(WireFormat):
 
 
 def _system(value: Json, where: str) -> Sequence[Message]:
-    if value is None:
-        return ()
-    blocks = [value] if isinstance(value, str) else [_block_text(b, where) for b in want_list(value, where)]
+    blocks = [value] if isinstance(value, str) else read_each(value, where, _block_text)
     texts = [text for text in blocks if not is_volatile(text)]
     return (Message(Role.SYSTEM, join_texts(texts)),) if texts else ()
 
 
-def _messages(value: Json, where: str) -> Sequence[Message]:
-    item = want_object(value, where)
-    role = want_name(item.get("role"), f"{where}.role")
-    content = item.get("content")
-    where = f"{where}.content"
-    if role == "system":
-        return _system(content, where)
-    if role not in ("user", "assistant"):
-        raise invalid(f"{where[: -len('.content')]}.role: {role!r} is not user or assistant")
-    blocks = [content or ""] if content is None or isinstance(content, str) else want_list(content, where)
-    if role == "assistant":
-        return (_assistant(blocks, where),)
-    results, texts = [], []
-    for index, block in enumerate(blocks):
-        if isinstance(block, dict) and block.get("type") == "tool_result":
-            results.append(_result(block, f"{where}[{index}]"))
-        else:
-            texts.append(_block_text(block, f"{where}[{index}]"))
+def _messages(value: Json) -> Sequence[Message]:
+    item = want_object(value, "message")
+    role, content = want_name(item.get("role"), "role"), item.get("content")
+    match role:
+        case "system":
+            return _system(content, "content")
+        case "assistant":
+            return (_assistant(content),)
+        case "user":
+            return _user(content)
+    raise invalid(f"role: {role!r} is not user or assistant")
+
+
+def _user(content: Json) -> Sequence[Message]:
+    if content is None or isinstance(content, str):
+        return (Message(Role.USER, content or ""),)
+    blocks = read_each(content, "content", _result_or_text)
+    results = [block for block in blocks if isinstance(block, Message)]
+    texts = [block for block in blocks if isinstance(block, str)]
     if texts or not results:
         return (*results, Message(Role.USER, join_texts(texts) if texts else ""))
     return results
 
 
-def _assistant(blocks: Sequence[Json], where: str) -> Message:
-    texts, calls, reasoning = [], [], []
-    for index, block in enumerate(blocks):
-        here = f"{where}[{index}]"
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_use":
-            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
-            name = want_text(block.get("name"), f"{here}.name")
-            calls.append(ToolUse(want_name(block.get("id"), f"{here}.id"), name, arguments))
-        elif kind == "thinking":
-            reasoning.append(want_text(block.get("thinking"), f"{here}.thinking"))
-        elif kind != "redacted_thinking":
-            texts.append(_block_text(block, here))
+def _assistant(content: Json) -> Message:
+    if content is None or isinstance(content, str):
+        return Message(Role.ASSISTANT, content or "")
+    blocks = read_each(content, "content", _call_thought_or_text)
+    texts = [block for block in blocks if isinstance(block, str)]
+    thoughts = [block.text for block in blocks if isinstance(block, _Thought) and block.text]
     return Message(
         Role.ASSISTANT,
         join_texts(texts) if texts else "",
-        calls=tuple(calls),
-        reasoning=join_texts(reasoning) if reasoning else "",
+        calls=tuple(block for block in blocks if isinstance(block, ToolUse)),
+        reasoning=join_texts(thoughts) if thoughts else "",
     )
 
 
-def _result(block: Mapping[str, Json], where: str) -> Message:
-    call_id = want_name(block.get("tool_use_id"), f"{where}.tool_use_id")
-    content = block.get("content")
-    if content is None or isinstance(content, str):
-        return Message(Role.TOOL, content or "", call_id=call_id)
-    blocks = want_list(content, f"{where}.content")
-    texts = [_block_text(part, f"{where}.content[{i}]") for i, part in enumerate(blocks)]
-    return Message(Role.TOOL, join_texts(texts) if texts else "", call_id=call_id)
+@dataclass(frozen=True, slots=True)
+class _Thought:
+    text: str
 
 
-def _block_text(block: Json, where: str) -> str:
-    if isinstance(block, str):
-        return block
-    item = want_object(block, where)
-    kind = item.get("type")
-    if kind == "text":
-        return want_text(item.get("text"), f"{where}.text")
-    if kind in ("image", "document"):
-        return PLACEHOLDER.format(kind)
-    if kind == "tool_reference":
-        return f"Tool: {want_text(item.get('tool_name'), f'{where}.tool_name')}"
-    raise invalid(f"{where}.type: {kind!r} is not supported")
+def _call_thought_or_text(value: Json) -> ToolUse | _Thought | str:
+    item = want_object(value, "block")
+    match item.get("type"):
+        case "tool_use":
+            arguments = json.dumps(item.get("input") or {}, ensure_ascii=False)
+            return ToolUse(want_name(item.get("id"), "id"), want_text(item.get("name"), "name"), arguments)
+        case "thinking":
+            return _Thought(want_text(item.get("thinking"), "thinking"))
+        case "redacted_thinking":
+            return _Thought("")
+    return _block_text(value)
 
 
-def _tool(value: Json, where: str) -> Tool:
-    item = want_object(value, where)
+def _result_or_text(value: Json) -> Message | str:
+    if isinstance(value, dict) and value.get("type") == "tool_result":
+        call_id, content = want_name(value.get("tool_use_id"), "tool_use_id"), value.get("content")
+        if content is None or isinstance(content, str):
+            return Message(Role.TOOL, content or "", call_id=call_id)
+        texts = read_each(content, "content", _block_text)
+        return Message(Role.TOOL, join_texts(texts) if texts else "", call_id=call_id)
+    return _block_text(value)
+
+
+def _block_text(value: Json) -> str:
+    item = want_object(value, "block")
+    match item.get("type"):
+        case "text":
+            return want_text(item.get("text"), "text")
+        case "image" | "document":
+            return PLACEHOLDER.format(item["type"])
+        case "tool_reference":
+            return f"Tool: {want_text(item.get('tool_name'), 'tool_name')}"
+    raise invalid(f"type: {item.get('type')!r} is not supported")
+
+
+def _tool(value: Json) -> Tool:
+    item = want_object(value, "tool")
     if item.get("type") not in (None, "custom"):
-        raise invalid(f"{where}.type: {item['type']!r} is run by the provider and not supported")
+        raise invalid(f"type: {item['type']!r} is run by the provider and not supported")
     return Tool(
-        name=want_name(item.get("name"), f"{where}.name"),
-        description=want_text(item.get("description"), f"{where}.description"),
-        parameters=want_object(item.get("input_schema") or {}, f"{where}.input_schema"),
+        name=want_name(item.get("name"), "name"),
+        description=want_text(item.get("description"), "description"),
+        parameters=want_object(item.get("input_schema") or {}, "input_schema"),
     )
 
 

@@ -23,8 +23,8 @@ from legorl.proxy.wire import (
     PLACEHOLDER,
     WireFormat,
     compact,
+    read_each,
     want_flag,
-    want_list,
     want_messages,
     want_name,
     want_object,
@@ -79,11 +79,8 @@ class OpenAIChat(WireFormat):
             raise invalid("n: only one choice is sampled per request")
         options = want_object(body.get("stream_options") or {}, "stream_options")
         return ChatRequest(
-            messages=order_results([_message(item, f"messages[{i}]") for i, item in enumerate(raw)]),
-            tools=tuple(
-                _tool(item, f"tools[{i}]")
-                for i, item in enumerate(want_list(body.get("tools") or [], "tools"))
-            ),
+            messages=order_results(read_each(raw, "messages", _message)),
+            tools=tuple(read_each(body.get("tools"), "tools", _tool)),
             model=want_text(body.get("model"), "model"),
             stream=want_flag(body.get("stream"), "stream"),
             include_usage=want_flag(options.get("include_usage"), "stream_options.include_usage"),
@@ -134,64 +131,63 @@ class OpenAIChat(WireFormat):
         return _event(self.error(refusal))
 
 
-def _message(value: Json, where: str) -> Message:
-    item = want_object(value, where)
-    role = _ROLES.get(want_name(item.get("role"), f"{where}.role"))
+def _message(value: Json) -> Message:
+    item = want_object(value, "message")
+    role = _ROLES.get(want_name(item.get("role"), "role"))
     if role is None:
-        raise invalid(f"{where}.role: {item['role']!r} is not one of {', '.join(_ROLES)}")
-    text = _text(item.get("content"), f"{where}.content")
+        raise invalid(f"role: {item['role']!r} is not one of {', '.join(_ROLES)}")
+    text = _text(item.get("content"))
     if role is Role.TOOL:
-        return Message(role, text, call_id=want_name(item.get("tool_call_id"), f"{where}.tool_call_id"))
+        return Message(role, text, call_id=want_name(item.get("tool_call_id"), "tool_call_id"))
     if role is not Role.ASSISTANT:
         return Message(role, text)
-    calls = want_list(item.get("tool_calls") or [], f"{where}.tool_calls")
-    reasoning = item.get("reasoning_content") or item.get("reasoning")
     return Message(
         role,
         text,
-        calls=tuple(_tool_use(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)),
-        reasoning=want_text(reasoning, f"{where}.reasoning_content"),
+        calls=tuple(read_each(item.get("tool_calls"), "tool_calls", _tool_use)),
+        reasoning=want_text(item.get("reasoning_content") or item.get("reasoning"), "reasoning_content"),
     )
 
 
-def _text(value: Json, where: str) -> str:
+def _text(value: Json) -> str:
     if value is None or isinstance(value, str):
         return value or ""
-    texts = []
-    for index, part in enumerate(want_list(value, where)):
-        item = want_object(part, f"{where}[{index}]")
-        kind = item.get("type")
-        if kind in ("text", "refusal"):
-            texts.append(want_text(item.get(kind), f"{where}[{index}].{kind}"))
-        elif isinstance(kind, str) and kind in _OMITTED:
-            texts.append(PLACEHOLDER.format(_OMITTED[kind]))
-        else:
-            raise invalid(f"{where}[{index}].type: {kind!r} is not supported")
+    texts = read_each(value, "content", _part)
     return join_texts(texts) if texts else ""
 
 
-def _tool_use(value: Json, where: str) -> ToolUse:
-    item = want_object(value, where)
-    function = want_object(item.get("function"), f"{where}.function")
+def _part(value: Json) -> str:
+    item = want_object(value, "part")
+    kind = want_name(item.get("type"), "type")
+    if kind in ("text", "refusal"):
+        return want_text(item.get(kind), kind)
+    if kind in _OMITTED:
+        return PLACEHOLDER.format(_OMITTED[kind])
+    raise invalid(f"type: {kind!r} is not supported")
+
+
+def _tool_use(value: Json) -> ToolUse:
+    item = want_object(value, "call")
+    function = want_object(item.get("function"), "function")
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # some clients send the object itself
         arguments = json.dumps(arguments, ensure_ascii=False)
     return ToolUse(
-        id=want_name(item.get("id"), f"{where}.id"),
-        name=want_text(function.get("name"), f"{where}.function.name"),
-        arguments=want_text(arguments, f"{where}.function.arguments"),
+        id=want_name(item.get("id"), "id"),
+        name=want_text(function.get("name"), "function.name"),
+        arguments=want_text(arguments, "function.arguments"),
     )
 
 
-def _tool(value: Json, where: str) -> Tool:
-    item = want_object(value, where)
+def _tool(value: Json) -> Tool:
+    item = want_object(value, "tool")
     if item.get("type", "function") != "function":
-        raise invalid(f"{where}.type: {item['type']!r} is not supported, only functions are")
-    function = want_object(item.get("function"), f"{where}.function")
+        raise invalid(f"type: {item['type']!r} is not supported, only functions are")
+    function = want_object(item.get("function"), "function")
     return Tool(
-        name=want_name(function.get("name"), f"{where}.function.name"),
-        description=want_text(function.get("description"), f"{where}.function.description"),
-        parameters=want_object(function.get("parameters") or {}, f"{where}.function.parameters"),
+        name=want_name(function.get("name"), "function.name"),
+        description=want_text(function.get("description"), "function.description"),
+        parameters=want_object(function.get("parameters") or {}, "function.parameters"),
     )
 
 

@@ -57,7 +57,8 @@ def show(history: RunHistory, examples: int = 5) -> str:
 
 def _head(history: RunHistory) -> Iterator[str]:
     info, status = history.info, run_status(history)
-    yield f"run {' '.join(filter(None, (info.id, info.name)))}: {info.state}, step {status.step}/{status.steps}, {status.wall_s:.0f} s"
+    label = " ".join(filter(None, (info.id, info.name)))
+    yield f"run {label}: {info.state}, step {status.step}/{status.steps}, {status.wall_s:.0f} s"
     if info.reason:
         yield f"  reason: {info.reason}"
     if info.choices:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import array
 import json
-import os
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -47,10 +46,14 @@ def send(sock: socket.socket, data: bytes, fds: Sequence[int] = ()) -> None:
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """One message and its file descriptors (closed on exec), None at end-of-file."""
-    data, fds, _, _ = socket.recv_fds(sock, MESSAGE_BYTES, _MAX_FDS, socket.MSG_CMSG_CLOEXEC)
+    # Not `socket.recv_fds`: it drops the flag, and a command would inherit the descriptors.
+    space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+    data, ancillary, _, _ = sock.recvmsg(MESSAGE_BYTES, space, socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(content)
     if not data:
-        for fd in fds:
-            os.close(fd)
         return None
     message: dict[str, Any] = json.loads(data)
-    return message, fds
+    return message, list(fds)

@@ -10,10 +10,10 @@ Standard library only, so that a script which does not import this project can l
 
 What `enter` does: all namespaces of `init_pid` in one setns(2) call by pidfd (one by one does not work: the
 user namespace is nested, so it would have to come last, and it is the one that grants the rest), `chdir`,
-no new privileges, no capabilities, the seccomp filter, not traceable. The process then has uid 1000 as its commands will.
-Orphans of a joined process are adopted by the sandbox's init and end at the next change of phase. The
-joining program must wait for its children: the kernel keeps a process namespace, and so `stop` waits, while
-one of them is a zombie.
+no new privileges, no capabilities, the seccomp filter, not traceable. The process then has uid 1000 as its
+commands will. Orphans of a joined process are adopted by the sandbox's init and end at the next change of
+phase. The joining program must wait for its children: the kernel keeps a process namespace, and so `stop`
+waits, while one of them is a zombie.
 """
 
 from __future__ import annotations

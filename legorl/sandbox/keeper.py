@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import time
+import traceback
 from collections import defaultdict
 from typing import Any, NoReturn
 
@@ -40,6 +41,10 @@ def main(sock: socket.socket) -> NoReturn:
                 message, fds = received
                 answer = _exec(message, fds, watch) if message["op"] == "exec" else _end_others(message)
                 channel.send(sock, channel.encode({"id": message["id"], **answer}))
+    except BrokenPipeError:
+        pass  # the caller has gone away
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(0)
 

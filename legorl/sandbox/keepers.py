@@ -12,7 +12,7 @@ from typing import Any
 
 from legorl.sandbox.link import Link, LinkClosedError
 
-_GRACE_S = 10.0
+_GRACE_S = 5.0
 """A deadline that a keeper enforces is given up on this much later."""
 _END_S = 5.0
 

@@ -33,8 +33,10 @@ class Launcher:
     control: socket.socket
     parent: int
     """Pid of the provider's process."""
-    running: dict[int, list[str]] = field(default_factory=dict)
-    """Supervisor pid -> control group directories to remove after it."""
+    failure: str
+    """Why no sandbox can be started here; empty when they can."""
+    running: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Supervisor pid -> the request it serves."""
     leftover: list[str] = field(default_factory=list)
     """Control groups whose last processes are still going."""
 
@@ -52,20 +54,27 @@ class Launcher:
                 request, fds = received
                 if "kill" not in request:
                     self._start(request, fds, watch)
-                elif request["kill"] in self.running:
-                    os.kill(request["kill"], signal.SIGKILL)
+                else:
+                    self._kill(request["kill"])
             self._end()
 
     def _start(self, request: dict[str, Any], fds: list[int], watch: Watch) -> None:
-        groups = [cgroups.Group(**group) for group in request["groups"]]
-        pid = os.fork()
-        if pid == 0:
-            watch.close()
-            self.control.close()
-            supervisor.main(request, groups, *fds)
-        for fd in fds:
-            os.close(fd)
-        self.running[pid] = [group.directory for group in groups]
+        with socket.socket(fileno=fds[0]) as theirs:
+            if self.failure:
+                channel.send(theirs, channel.encode({"error": self.failure}))
+                return
+            pid = os.fork()
+            if pid == 0:
+                watch.close()
+                self.control.close()
+                supervisor.main(request, theirs)
+        self.running[pid] = request
+
+    def _kill(self, serial: int) -> None:
+        """End the supervisor of that request, if it still runs."""
+        for pid, request in self.running.items():
+            if request["serial"] == serial:
+                os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         while True:
@@ -75,7 +84,8 @@ class Launcher:
                 break
             if pid == 0:
                 break
-            self.leftover += self.running.pop(pid, [])  # others are adopted: what a dead supervisor left
+            if pid in self.running:  # others are adopted: what a dead supervisor left
+                self.leftover += [group["directory"] for group in self.running.pop(pid)["groups"]]
         self.leftover = [directory for directory in self.leftover if not cgroups.remove(Path(directory), 0)]
 
     def _end(self) -> None:
@@ -96,15 +106,19 @@ def main(fd: int, parent: int) -> None:
     """Entry point: `fd` is the control socket, `parent` the provider's pid."""
     linux.set_parent_death_signal(signal.SIGTERM)
     linux.set_child_subreaper()
-    if os.geteuid() == 0:
-        os.setgroups([])
-    else:
-        _become_namespace_root()
     os.set_inheritable(fd, False)
-    stage.prepare()
+    failure = ""
+    try:
+        if os.geteuid() == 0:
+            os.setgroups([])
+        else:
+            _become_namespace_root()
+        stage.prepare()
+    except (OSError, stage.StageError) as error:
+        failure = str(error)
     gc.disable()
     gc.freeze()
-    Launcher(socket.socket(fileno=fd), parent).serve()
+    Launcher(socket.socket(fileno=fd), parent, failure).serve()
 
 
 def _become_namespace_root() -> None:

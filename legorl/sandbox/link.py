@@ -116,11 +116,12 @@ class Link:
 
     async def close(self) -> bool:
         """End the sandbox; True when all its processes are gone, False when it did not obey."""
-        if not self._gone.is_set():
-            with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gone.wait(), _CLOSE_S)
-        obeyed = self._gone.is_set()
-        self.drop()
-        return obeyed
+        try:
+            if not self._gone.is_set():
+                with contextlib.suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._gone.wait(), _CLOSE_S)
+            return self._gone.is_set()
+        finally:
+            self.drop()

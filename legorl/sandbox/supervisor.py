@@ -18,6 +18,7 @@ import signal
 import socket
 import stat
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -30,17 +31,16 @@ _OOM_SCORE = b"500"
 """Of keepers and commands: the kernel ends one of them before their supervisor."""
 
 
-def main(request: dict[str, Any], groups: Sequence[cgroups.Group], control_fd: int) -> NoReturn:
+def main(request: dict[str, Any], control: socket.socket) -> NoReturn:
     """Body of the forked process: never returns."""
     status = 1
     try:
-        control = socket.socket(fileno=control_fd)
         try:
             linux.set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != request["launcher"]:
                 os._exit(1)  # the launcher died before the signal was set
-            for group in groups:
-                cgroups.join(group)
+            for group in request["groups"]:
+                cgroups.join(cgroups.Group(**group))
             for name, value in request["rlimits"].items():
                 _lower(getattr(resource, name), value)
             oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
@@ -48,8 +48,7 @@ def main(request: dict[str, Any], groups: Sequence[cgroups.Group], control_fd: i
         except (OSError, stage.StageError) as error:
             channel.send(control, channel.encode({"error": str(error)}))
             os._exit(1)
-        hello = {"init_pid": staged.init_pid, "supervisor_pid": os.getpid()}
-        channel.send(control, channel.encode(hello), [staged.upper_fd])
+        channel.send(control, channel.encode({"init_pid": staged.init_pid}), [staged.upper_fd])
         os.close(staged.upper_fd)
         Supervisor(control, staged.bubblewrap_pid, oom_fd).serve()
         with contextlib.suppress(ProcessLookupError):
@@ -58,6 +57,8 @@ def main(request: dict[str, Any], groups: Sequence[cgroups.Group], control_fd: i
             os.waitpid(-1, 0)
     except ChildProcessError:
         status = 0
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(status)
 

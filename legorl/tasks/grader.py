@@ -9,6 +9,7 @@ Invariants: nothing of the repository shadows a module of the grader (the standa
 the search path, then the hidden tests, the repository last); code of the repository runs in a child
 process, which writes no verdict file and whose crash, early exit or endless loop is a failure of the tests
 and not of the grader; bytecode left in the repository is never executed.
+Limit: tests and tested code share that child process, so code written to forge its report is not caught here.
 """
 
 from __future__ import annotations

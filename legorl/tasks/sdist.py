@@ -109,6 +109,9 @@ def unpack(package: Package, archive: Path) -> dict[str, str]:
 
 
 def _target(package: Package, path: str) -> str | None:
+    """Where a file of the source distribution lies in the repository; None for one that is left out."""
+    if ".." in path.split("/"):
+        return None
     if re.fullmatch(r"(LICENSE|LICENCE|COPYING)[^/]*", path):
         return path
     for source, target in package.layout.items():

@@ -1,0 +1,80 @@
+"""`legorl tasks ...` as typed, without a terminal."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from legorl.errors import UserError
+from legorl.tasks import commands
+
+Command = Callable[..., list[str]]
+
+
+@pytest.fixture
+def tasks(pools: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs a command line on the fixture's pools; gives the lines it printed."""
+
+    def call(*argv: str) -> list[str]:
+        parser = argparse.ArgumentParser()
+        commands.add_parser(parser.add_subparsers())
+        assert commands.run(parser.parse_args(["tasks", *argv, "--pools", str(pools)])) == 0
+        return capsys.readouterr().out.splitlines()
+
+    return call
+
+
+def test_list(tasks: Command) -> None:
+    head, row = tasks("list")
+    assert head.split("\t")[:3] == ["pool", "train", "heldout"]
+    assert row.split("\t")[:3] == ["repair-0", "5", "2"]
+    assert "tiny policy" in row
+    assert len(tasks("list", "repair-0")) == 8
+    assert [line.split("\t")[1] for line in tasks("list", "repair-0", "--split", "heldout")] == [
+        "split",
+        "heldout",
+        "heldout",
+    ]
+
+
+def test_show_hides_the_solution_unless_asked(tasks: Command, pools: Path) -> None:
+    lines = tasks("show", "repair-0-train-0000")
+    text = "\n".join(lines)
+    task = pools / "repair-0" / "tasks" / "repair-0-train-0000"
+    assert (task / "instruction.md").read_text() in text
+    assert "split: train" in lines
+    assert "test command: python check.py" in lines
+    assert any(line.startswith("check.py (") for line in lines)
+    assert "+++" not in text
+    assert tasks("show", str(task)) == lines
+    patch = (task / "solution" / "fix.patch").read_text()
+    assert "\n".join(tasks("show", task.name, "--solution")).endswith(f"--- reference fix\n{patch.rstrip()}")
+
+
+def test_synth_of_an_existing_pool_does_nothing(tasks: Command) -> None:
+    (line,) = tasks("synth", "repair", "--train", "5", "--heldout", "2")
+    assert "5 train, 2 held-out" in line
+
+
+def test_wrong_names_are_answered_with_near_ones(tasks: Command) -> None:
+    for argv, near in (
+        (("synth", "repai"), "'repair'"),
+        (("list", "repair-1"), "repair-0"),
+        (("show", "repair-0-train-0009"), "repair-0-train-000"),
+        (("validate", "repair0"), "repair-0"),
+        (("show", "zzz"), "legorl tasks list"),
+    ):
+        with pytest.raises(UserError, match=near):
+            tasks(*argv)
+
+
+def test_no_pools_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="legorl tasks synth repair"):
+        commands.run(argparse.Namespace(tasks_command="list", pool=None, split=None, pools=tmp_path))
+
+
+def test_a_changed_task_is_not_shown_as_if_nothing_were(tasks: Command, pools: Path) -> None:
+    (pools / "repair-0" / "tasks" / "repair-0-train-0000" / "instruction.md").write_text("other")
+    with pytest.raises(UserError, match="was changed"):
+        tasks("show", "repair-0-train-0000")

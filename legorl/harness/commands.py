@@ -7,7 +7,6 @@ from pathlib import Path
 
 from legorl.config.schema import HarnessConfig
 from legorl.errors import UserError
-from legorl.harness.install import locate
 from legorl.harness.registry import HARNESSES, get_harness
 
 
@@ -40,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def _line(name: str, cache: Path) -> str:
     harness = get_harness(HarnessConfig(name=name))
     try:
-        place = str(locate(harness.runtime(), cache))
+        place = str(harness.mounts(cache)[0].source)
     except UserError:
         place = "not installed"
     return f"{name:<16} {harness.version:<10} {harness.wire:<16} {place}"

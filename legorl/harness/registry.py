@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 
 from legorl.config.schema import HarnessConfig
 from legorl.errors import UserError
+from legorl.harness.base import Harness
 from legorl.harness.claude_code import ClaudeCode
 from legorl.harness.mini_swe_agent import MiniSweAgent
 from legorl.harness.opencode import OpenCode
-from legorl.harness.program import Program
 
-HARNESSES: dict[str, type[Program]] = {
-    adapter.name: adapter for adapter in (MiniSweAgent, ClaudeCode, OpenCode)
+HARNESSES: dict[str, Callable[[HarnessConfig], Harness]] = {
+    "mini_swe_agent": MiniSweAgent,
+    "claude_code": ClaudeCode,
+    "opencode": OpenCode,
 }
 
 
-def get_harness(config: HarnessConfig) -> Program:
+def get_harness(config: HarnessConfig) -> Harness:
     """The adapter that `config.name` asks for.
 
     Raises:

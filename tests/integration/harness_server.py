@@ -53,8 +53,9 @@ class ScriptedServer:
     """Plays `turns` in order for requests that carry tools; requests without tools get a fixed text."""
 
     turns: list[Turn]
-    delay_s: float = 0.0
     seen: list[Seen] = field(default_factory=list)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the first request."""
     _played: int = 0
     _servers: dict[int, tuple[uvicorn.Server, asyncio.Task[None]]] = field(default_factory=dict)
 
@@ -85,7 +86,7 @@ class ScriptedServer:
     async def _next(self, request: Request) -> tuple[Turn, dict[str, Any], str]:
         body = await request.json()
         self.seen.append(Seen(request.url.path, dict(request.headers), body))
-        await asyncio.sleep(self.delay_s)
+        self.asked.set()
         if not body.get("tools"):
             return "A title", body, f"side_{len(self.seen):04d}"
         turn = self.turns[self._played] if self._played < len(self.turns) else "Done."

@@ -166,6 +166,8 @@ def _agent(message: dict[str, Any], fds: Sequence[int]) -> NoReturn:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         set_dumpable(True)  # or its own /proc files belong to nobody
         set_parent_death_signal(signal.SIGKILL)
+        with open("/proc/self/oom_score_adj", "w") as stream:  # noqa: PTH123
+            stream.write("500")  # as the sandbox's commands: they go before what watches them
         os.environ.clear()
         os.environ.update(message["env"])
         code = mini_runner.run(message["specs"])

@@ -60,7 +60,9 @@ async def _open(run_dir: Path, verl_config: Any, client: Any, tokenizer: Any) ->
 class TrialAgentLoop:
     """Instantiated by verl for every trial, by the name in `agent_loop.yaml`."""
 
-    def __init__(self, trainer_config: Any, server_manager: Any, tokenizer: Any, run_dir: str, **_: Any) -> None:
+    def __init__(
+        self, trainer_config: Any, server_manager: Any, tokenizer: Any, run_dir: str, **_: Any
+    ) -> None:
         self._config = trainer_config.config
         self._client = server_manager
         self._tokenizer = tokenizer

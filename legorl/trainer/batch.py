@@ -53,7 +53,9 @@ def outputs(
         experts = None
         if routing is not None:
             if row.routed_experts is None:
-                raise ValueError(f"Trial {row.trial}: no routing was recorded for a MoE policy; check engine.name.")
+                raise ValueError(
+                    f"Trial {row.trial}: no routing was recorded for a MoE policy; check engine.name."
+                )
             experts = row.routed_experts.astype(np.int16)
         versions = row.weight_version[row.loss_mask]
         result.append(

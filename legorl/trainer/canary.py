@@ -33,7 +33,9 @@ class CanaryResult:
     ok: bool
 
 
-def check(server: Any, worker_group: Any, prompt_ids: list[int], *, dtype: str, replay: bool, step: int) -> CanaryResult:
+def check(
+    server: Any, worker_group: Any, prompt_ids: list[int], *, dtype: str, replay: bool, step: int
+) -> CanaryResult:
     """Sample from the engine, score with the trainer, compare.
 
     Args:
@@ -47,9 +49,18 @@ def check(server: Any, worker_group: Any, prompt_ids: list[int], *, dtype: str, 
     Raises:
         ray.exceptions.GetTimeoutError: the engine did not answer in a minute.
     """
-    params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "max_tokens": _TOKENS, "logprobs": True, "ignore_eos": True}
+    params = {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_tokens": _TOKENS,
+        "logprobs": True,
+        "ignore_eos": True,
+    }
     sample = ray.get(
-        server.generate.remote(request_id=f"canary-{step}", prompt_ids=list(prompt_ids), sampling_params=params),
+        server.generate.remote(
+            request_id=f"canary-{step}", prompt_ids=list(prompt_ids), sampling_params=params
+        ),
         timeout=_DEADLINE_S,
     )
     output = AgentLoopOutput(
@@ -84,13 +95,18 @@ def check(server: Any, worker_group: Any, prompt_ids: list[int], *, dtype: str, 
     keys = [f"{key}{rank}" for rank in range(ranks)]
     tags = [dict(tag) for _ in keys]
     tq.kv_batch_put(
-        keys=keys, partition_id=partition, fields=list_of_dict_to_tensordict([dict(field) for _ in keys]), tags=tags
+        keys=keys,
+        partition_id=partition,
+        fields=list_of_dict_to_tensordict([dict(field) for _ in keys]),
+        tags=tags,
     )
     try:
         batch = KVBatchMeta(partition_id=partition, keys=keys, tags=tags)
         batch.extra_info.update({"calculate_entropy": False, "compute_loss": False, "temperature": 1.0})
         worker_group.compute_log_prob(batch)
-        data = tq.kv_batch_get(keys=keys[:1], partition_id=partition, select_fields=["log_probs", "response_mask"])
+        data = tq.kv_batch_get(
+            keys=keys[:1], partition_id=partition, select_fields=["log_probs", "response_mask"]
+        )
         scored = response_from_nested(data["log_probs"], data["response_mask"]).values().float().numpy()
     finally:
         tq.kv_clear(keys=keys, partition_id=partition)

@@ -31,7 +31,7 @@ class ZmqCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """Open the socket on rank 0; its address reaches the others through `build_topology`."""
         if not self.is_master:
             return {}
-        self._socket = zmq.Context.instance().socket(zmq.REP)
+        self._socket: Any = zmq.Context.instance().socket(zmq.REP)
         self._socket.setsockopt(zmq.RCVTIMEO, _DEADLINE_S * 1000)
         self._socket.setsockopt(zmq.SNDTIMEO, _DEADLINE_S * 1000)
         port = self._socket.bind_to_random_port("tcp://127.0.0.1")
@@ -59,7 +59,7 @@ class ZmqCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         if self.is_master:
             self._socket.close(0)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, float]:
@@ -83,7 +83,7 @@ class ZmqCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """Fetch the state and yield its tensors."""
 
         def fetch() -> bytes:
-            socket = zmq.Context.instance().socket(zmq.REQ)
+            socket: Any = zmq.Context.instance().socket(zmq.REQ)
             socket.setsockopt(zmq.RCVTIMEO, _DEADLINE_S * 1000)
             try:
                 socket.connect(self._address)

@@ -107,7 +107,9 @@ class VerlEngine:
         token = _CALL.set(call)
         try:
             output = await asyncio.wait_for(
-                self._client.generate(request_id=sticky or request_id, prompt_ids=prompt, sampling_params=params),
+                self._client.generate(
+                    request_id=sticky or request_id, prompt_ids=prompt, sampling_params=params
+                ),
                 self._timeout_s,
             )
         except TimeoutError as error:
@@ -120,7 +122,9 @@ class VerlEngine:
             await self.abort(request_id)
             raise
         except Exception as error:
-            raise EngineError(f"The engine failed on request {request_id}: {type(error).__name__}: {error}") from error
+            raise EngineError(
+                f"The engine failed on request {request_id}: {type(error).__name__}: {error}"
+            ) from error
         finally:
             _CALL.reset(token)
             self._calls.pop(request_id, None)
@@ -144,7 +148,9 @@ def _sample(output: Any, call: _Call, sampling: Sampling, routed_from: int) -> S
         np.asarray([version for _, version in call.spans], dtype=np.int32), [count for count, _ in call.spans]
     )
     if len(versions) != len(tokens):
-        raise EngineError(f"The engine returned {len(tokens)} tokens, {len(versions)} of them with a version.")
+        raise EngineError(
+            f"The engine returned {len(tokens)} tokens, {len(versions)} of them with a version."
+        )
     finish = Finish.STOP
     if output.stop_reason in ("aborted", "abort"):
         finish = Finish.ABORT

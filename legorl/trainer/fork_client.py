@@ -1,4 +1,4 @@
-"""What Ray starts instead of Python for a worker: asks the fork server for a warm process and stands in for it.
+"""What Ray starts in place of Python: asks the fork server for a warm worker and stands in for it.
 
 Started as `python -I -S fork_client.py SOCKET default_worker.py ...`; only the standard library, no site.
 Forwards its arguments, environment, directory and open standard streams, and dies with the worker.
@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 
 def main() -> int:
@@ -19,7 +20,9 @@ def main() -> int:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sys.argv[1])
-    request = json.dumps({"argv": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}).encode() + b"\0"
+    request = (
+        json.dumps({"argv": sys.argv[2:], "env": dict(os.environ), "cwd": str(Path.cwd())}).encode() + b"\0"
+    )
     descriptors = array.array("i", [0, 1, 2])
     sent = connection.sendmsg([request[:60000]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
     connection.sendall(request[sent:])

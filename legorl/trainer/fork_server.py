@@ -135,7 +135,8 @@ def serve(path: Path) -> None:
     partial.rename(path)
     clients: dict[int, socket.socket] = {}
     while True:
-        readable, _, _ = select.select([listener, 0], [], [], 0.2)
+        watched: list[socket.socket | int] = [listener, 0]
+        readable, _, _ = select.select(watched, [], [], 0.2)
         _reap(clients)
         _abandoned(clients)
         if 0 in readable and not os.read(0, 1):

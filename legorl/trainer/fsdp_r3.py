@@ -55,7 +55,7 @@ class FSDPRouterReplayEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
                     f"found {len(routers)}; set backend.router_replay=false for a dense policy."
                 )
             for router in routers:
-                router.forward = replayed_router(self._replay, router)  # type: ignore[method-assign]
+                router.forward = replayed_router(self._replay, router)
         return module
 
     def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""What a job reads besides its configuration: the pool's tasks as verl's data sets, and the starting policy."""
+"""What a job reads besides its configuration: the pool as verl's data sets, and the starting policy."""
 
 from __future__ import annotations
 

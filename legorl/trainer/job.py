@@ -32,7 +32,10 @@ def _ray_directory(private_mounts: bool) -> Any:
     if private_mounts:
         _MOUNT.mkdir(mode=0o700, exist_ok=True)
         mounted = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", str(_MOUNT)], capture_output=True, timeout=10, check=False
+            ["mount", "-t", "tmpfs", "-o", "mode=700", "tmpfs", str(_MOUNT)],
+            capture_output=True,
+            timeout=10,
+            check=False,
         )
         if mounted.returncode == 0:
             yield _MOUNT

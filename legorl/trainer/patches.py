@@ -97,7 +97,9 @@ def install(*, cpu: bool, fork_engine_core: bool) -> None:
     from importlib.metadata import version
 
     if version("verl") != VERL_VERSION:
-        raise RuntimeError(f"verl {version('verl')} is installed; this version of legorl works with {VERL_VERSION}.")
+        raise RuntimeError(
+            f"verl {version('verl')} is installed; this version of legorl works with {VERL_VERSION}."
+        )
     _fork_engine_core = fork_engine_core
     actions = dict(_AFTER_IMPORT)
     if cpu:

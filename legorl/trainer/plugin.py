@@ -1,4 +1,4 @@
-"""What verl imports in every process it starts (`VERL_USE_EXTERNAL_MODULES`): our registrations, nothing else."""
+"""What verl imports in every process it starts (`VERL_USE_EXTERNAL_MODULES`): our registrations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from legorl.trainer import patches
 _CPU = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
 
 if _CPU:
-    import legorl.trainer.platform
+    pass
 
 patches.install(cpu=_CPU, fork_engine_core=os.environ.get("LEGORL_FORK_ENGINE_CORE") == "1")

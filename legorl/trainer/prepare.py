@@ -1,4 +1,4 @@
-"""What a run needs before its job starts: task pool, harness runtime, starting policy. Each is built when missing.
+"""What a run needs before its job starts: task pool, harness runtime, starting policy; built when missing.
 
 Invariant: all of it is cached by content or version, so the second run of a kind prepares nothing.
 """
@@ -83,8 +83,8 @@ def _pool(config: Config, say: Say) -> Pool:
     for split, wanted in (("train", config.tasks.train), ("heldout", config.run.heldout_tasks)):
         if len(pool.tasks(split)) < wanted:
             raise UserError(
-                f"The pool in {path} has {len(pool.tasks(split))} {split} tasks, {wanted} are asked for: lower "
-                f"tasks.{split}{' or run.heldout_tasks' if split == 'heldout' else ''}, or choose another tasks.seed."
+                f"The pool in {path} has {len(pool.tasks(split))} {split} tasks, {wanted} are asked for: "
+                f"lower tasks.{split} (and run.heldout_tasks), or choose another tasks.seed."
             )
     return pool
 
@@ -109,7 +109,10 @@ def _policy(config: Config, pool: Pool, cache: Path, say: Say) -> None:
     say(f"policy: warm start of {config.model.name} on transcripts of the scripted expert")
     with tempfile.TemporaryDirectory(dir=_made(cache), prefix=".capture-") as scratch:
         capture = HarnessCapture(
-            base, pool.tasks("train"), Path(scratch), lambda model: vllm_parser(config.model.tool_parser, model)
+            base,
+            pool.tasks("train"),
+            Path(scratch),
+            lambda model: vllm_parser(config.model.tool_parser, model),
         )
         build_policy(base, pool, capture, _Reporter(say))
 

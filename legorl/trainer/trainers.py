@@ -97,15 +97,22 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             batch = tu.get_tensordict(rows)
             tu.assign_non_tensor_data(batch, "global_steps", self.global_steps)
             tu.assign_non_tensor_data(batch, "validate", True)
-            tags = [{"is_prompt": True, "status": "pending", "global_steps": self.global_steps} for _ in range(len(batch))]
+            tags = [
+                {"is_prompt": True, "status": "pending", "global_steps": self.global_steps}
+                for _ in range(len(batch))
+            ]
             tq.kv_batch_put(keys=list(batch["uid"]), partition_id="val", tags=tags)
             self.agent_loop_manager.generate_sequences(batch)
             done, _ = self.replay_buffer.sample(
                 global_steps=self.global_steps, partition_id="val", batch_size=len(batch)
             )
             if not done.keys:
-                raise NothingToTrainError(f"No held-out trial after step {self.global_steps} came back; see job.log.")
-            data = tq.kv_batch_get(keys=done.keys, partition_id=done.partition_id, select_fields=["extra_fields"])
+                raise NothingToTrainError(
+                    f"No held-out trial after step {self.global_steps} came back; see job.log."
+                )
+            data = tq.kv_batch_get(
+                keys=done.keys, partition_id=done.partition_id, select_fields=["extra_fields"]
+            )
             records += [TrialRecord.from_json(extra["legorl_record"]) for extra in list(data["extra_fields"])]
             tq.kv_clear(keys=done.keys, partition_id=done.partition_id)
         metrics = heldout_metrics(records)
@@ -134,8 +141,8 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             self.events.write(Canary(self.global_steps, result.max_abs, result.ok))
             if not result.ok:
                 raise RuntimeError(
-                    f"After the weight sync of step {self.global_steps} the engine's log-probabilities differ from "
-                    f"the trainer's by {result.max_abs:.3f} nats: it does not have the new weights."
+                    f"After the weight sync of step {self.global_steps} the engine's log-probabilities differ "
+                    f"from the trainer's by {result.max_abs:.3f} nats: it does not have the new weights."
                 )
 
     def on_init_end(self) -> None:
@@ -148,7 +155,9 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
         super().on_step_end()
         self._check_canary()
 
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **where: Any) -> None:
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **where: Any
+    ) -> None:
         """verl's metrics, ours beside them, and the step's event."""
         super()._compute_metrics(batch, metrics, timing_raw, **where)
         step = int(where["global_steps"])

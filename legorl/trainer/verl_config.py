@@ -21,7 +21,9 @@ def _actor(config: Config) -> dict[str, Any]:
     values: dict[str, Any] = {
         f"{prefix}.strategy": "fsdp2",
         # verl's asynchronous trainer updates once per sampled batch.
-        f"{prefix}.ppo_mini_batch_size": algo.tasks_per_step if asynchronous else algo.tasks_per_step // algo.minibatches,
+        f"{prefix}.ppo_mini_batch_size": algo.tasks_per_step
+        if asynchronous
+        else algo.tasks_per_step // algo.minibatches,
         f"{prefix}.use_dynamic_bsz": True,
         f"{prefix}.ppo_max_token_len_per_gpu": backend.microbatch_tokens,
         f"{prefix}.ppo_epochs": 1,
@@ -118,6 +120,7 @@ def _schedule(config: Config) -> dict[str, Any]:
     }
     if config.schedule.mode == "sync":
         return values | {"trainer.v1.trainer_mode": "sync"}
+    engine = "actor_rollout_ref.rollout.checkpoint_engine"
     values["trainer.v1.sampler.custom_sampler"]["name"] = "FastReplayBufferAsync"
     return values | {
         "trainer.v1.trainer_mode": "separate_async",
@@ -127,8 +130,8 @@ def _schedule(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.hybrid_engine": False,
         "actor_rollout_ref.rollout.nnodes": 1,
         "actor_rollout_ref.rollout.n_gpus_per_node": 1,
-        "actor_rollout_ref.rollout.checkpoint_engine.backend": "legorl_zmq",
-        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "legorl.trainer.checkpoint_engine",
+        f"{engine}.backend": "legorl_zmq",
+        f"{engine}.custom_backend_module": "legorl.trainer.checkpoint_engine",
     }
 
 

@@ -36,6 +36,6 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
         ).receive_weights(on_bucket_received=keep)
         for module in self.model_runner.get_model().modules():
             method = getattr(module, "quant_method", None)
-            if getattr(method, "moe_kernel", None) is not None:
+            if method is not None and getattr(method, "moe_kernel", None) is not None:
                 method.moe_kernel = None
         self.model_runner.reload_weights(weights_iterator=iter(received.items()))

@@ -14,7 +14,15 @@ from collections.abc import Callable
 
 import psutil
 
-_CRITICAL = ("WorkerDict", "vLLMHttpServer", "EngineCore", "AgentLoopWorker", "TaskRunner", "raylet", "gcs_server")
+_CRITICAL = (
+    "WorkerDict",
+    "vLLMHttpServer",
+    "EngineCore",
+    "AgentLoopWorker",
+    "TaskRunner",
+    "raylet",
+    "gcs_server",
+)
 _GRACE_S = 10.0
 """Time for the run to notice by itself and fail with a better message."""
 
@@ -45,9 +53,9 @@ class Watchdog:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = " ".join(process.cmdline()[:1])
-                name = next((name for name in _CRITICAL if name in command), None)
-                if name is not None:
-                    self._seen[process.pid] = (name, process)
+                known = [name for name in _CRITICAL if name in command]
+                if known:
+                    self._seen[process.pid] = (known[0], process)
         return None
 
     def _watch(self) -> None:

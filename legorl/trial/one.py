@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 from legorl.config.schema import Config
 from legorl.engine.base import ReplyParser, TokenEngine
@@ -60,7 +59,7 @@ async def open_workshop(
     Raises:
         UserError: something is missing on the machine or not installed.
     """
-    harness = cast(Harness, get_harness(config.harness))
+    harness = get_harness(config.harness)
     proxy = Proxy(engine, Renderer.load(model_dir), parser, context_tokens=config.engine.max_model_len)
     provider = open_provider(config)
     try:

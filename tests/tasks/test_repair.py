@@ -163,6 +163,6 @@ def test_answer_is_nowhere_in_what_the_agent_gets(drafts: dict[str, list[Draft]]
 
 
 def test_other_content_needs_another_generator_version(tmp_path: Path) -> None:
-    """A pool on disk is reused while the version stands: change `repair.GENERATOR` together with this hash."""
+    """A pool on disk is reused while the version stands: change it together with this hash."""
     write_task(repair.make(0, "train", 0), tmp_path / "task")
     assert (repair.GENERATOR, content_hash(tmp_path / "task")[:16]) == ("repair/1", "cae24ae26d2ba14e")

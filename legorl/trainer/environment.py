@@ -31,6 +31,8 @@ def set_up(config: Config) -> None:
         variables |= {
             "VERL_PLATFORM": "cpu",
             "OMP_NUM_THREADS": str(config.backend.threads),
+            # A thread that spins for its partner starves it when the sandboxes want the core.
+            "OMP_WAIT_POLICY": "PASSIVE",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "VLLM_CPU_KVCACHE_SPACE": str(config.engine.kv_cache_gb),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

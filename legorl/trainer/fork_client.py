@@ -20,9 +20,8 @@ def main() -> int:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sys.argv[1])
-    request = (
-        json.dumps({"argv": sys.argv[2:], "env": dict(os.environ), "cwd": str(Path.cwd())}).encode() + b"\0"
-    )
+    wanted = {"argv": sys.argv[2:], "env": dict(os.environ), "cwd": str(Path.cwd())}
+    request = json.dumps(wanted).encode() + b"\0"
     descriptors = array.array("i", [0, 1, 2])
     sent = connection.sendmsg([request[:60000]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
     connection.sendall(request[sent:])

@@ -141,8 +141,8 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             self.events.write(Canary(self.global_steps, result.max_abs, result.ok))
             if not result.ok:
                 raise RuntimeError(
-                    f"After the weight sync of step {self.global_steps} the engine's log-probabilities differ "
-                    f"from the trainer's by {result.max_abs:.3f} nats: it does not have the new weights."
+                    f"After the weight sync of step {self.global_steps} engine and trainer differ by "
+                    f"{result.max_abs:.3f} nats in a log-probability: the engine has not the new weights."
                 )
 
     def on_init_end(self) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
+import multiprocessing
 import platform
 import secrets
+import signal
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -118,10 +122,19 @@ def _run_one(job: Composed, launcher: Launcher, sweep: str) -> int:
 
 
 def _prepare(config: Config) -> None:
-    """Tasks, harness runtime and start policy, each built when it is missing."""
-    from legorl.trainer.prepare import prepare
+    """Tasks, harness runtime and start policy, each built when it is missing.
 
-    prepare(config, lambda text: print(text, flush=True))
+    In a process of its own: the supervisor stays for the whole run and should not hold torch in memory.
+    """
+    from legorl.trainer.prepare import prepare_here
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
+        pool.submit(prepare_here, config).result()
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _launcher(name: str) -> Launcher:

@@ -59,6 +59,9 @@ def save_policy(model: Any, tokenizer: Tokenizer, config: ModelConfig, out: Path
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = tokenizer.token_to_id(TURN_END)
     model.generation_config.pad_token_id = tokenizer.token_to_id(END_OF_TEXT)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
     model.save_pretrained(str(out))
     save_tokenizer(tokenizer, out, config.max_positions)
     return out

@@ -16,14 +16,14 @@ def set_up(config: Config) -> None:
     variables = {
         "VERL_USE_EXTERNAL_MODULES": "legorl.trainer.plugin",
         "TOKENIZERS_PARALLELISM": "false",
-        # MLflow imports distutils; setuptools, imported later by torch, would then refuse to replace it.
-        "SETUPTOOLS_USE_DISTUTILS": "stdlib",
         "HF_HUB_OFFLINE": "1",
         "HYDRA_FULL_ERROR": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "TRANSFORMERS_VERBOSITY": "error",
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }

@@ -11,6 +11,6 @@ from legorl.trainer import patches
 _CPU = os.environ.get("VERL_PLATFORM", "").lower() == "cpu"
 
 if _CPU:
-    pass
+    import legorl.trainer.platform  # noqa: F401 - registers itself
 
 patches.install(cpu=_CPU, fork_engine_core=os.environ.get("LEGORL_FORK_ENGINE_CORE") == "1")

@@ -11,13 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from legorl.config.schema import Config
-from legorl.engine.vllm_parser import vllm_parser
 from legorl.errors import UserError
 from legorl.harness.registry import get_harness
 from legorl.policy.build import build_policy, policy_path
-from legorl.policy.capture import HarnessCapture
-from legorl.proxy.check import check_template
-from legorl.proxy.render import Renderer
 from legorl.tasks.pool import Pool
 from legorl.tasks.synth import synth
 from legorl.trainer import environment
@@ -61,7 +57,17 @@ def prepare(config: Config, say: Say) -> None:
     if not config.model.path:
         _policy(config, pool, cache, say)
     policy = starting_policy(config, pool)
+    # Imported here: vLLM reads the environment that `set_up` made.
+    from legorl.engine.vllm_parser import vllm_parser
+    from legorl.proxy.check import check_template
+    from legorl.proxy.render import Renderer
+
     check_template(Renderer.load(policy), vllm_parser(config.model.tool_parser, policy))
+
+
+def prepare_here(config: Config) -> None:
+    """`prepare` with its lines on standard output, for a child process."""
+    prepare(config, lambda text: print(text, flush=True))
 
 
 def _pool(config: Config, say: Say) -> Pool:
@@ -106,6 +112,9 @@ def _policy(config: Config, pool: Pool, cache: Path, say: Say) -> None:
     place = policy_path(base, pool)
     if (place / "config.json").exists():
         return
+    from legorl.engine.vllm_parser import vllm_parser
+    from legorl.policy.capture import HarnessCapture
+
     say(f"policy: warm start of {config.model.name} on transcripts of the scripted expert")
     with tempfile.TemporaryDirectory(dir=_made(cache), prefix=".capture-") as scratch:
         capture = HarnessCapture(

@@ -1,0 +1,11 @@
+"""verl asks for its platform when it is imported: tests of this room run on the cpu platform, as a laptop run does."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from legorl.config.compose import compose
+from legorl.trainer import environment
+
+if importlib.util.find_spec("verl") is not None:
+    environment.set_up(compose([]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,10 +50,11 @@ class Hierarchy:
         ]
 
     def reap(self) -> None:
-        """Remove groups whose owner is dead."""
+        """Remove groups whose owner is dead, with every process in them."""
         for parent in {self.memory, self.pids}:
             for directory in parent.glob(f"{_PREFIX}*"):
                 if not _owner_lives(directory.name):
+                    _kill_members(directory)
                     remove(directory)
 
 
@@ -136,6 +138,12 @@ def _usable(hierarchy: Hierarchy) -> bool:
         for directory in made:
             remove(directory)
     return True
+
+
+def _kill_members(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (directory / "cgroup.procs").read_text().split():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def _start_time(pid: int) -> str:

@@ -6,6 +6,7 @@ returns or raises within its deadline, and no process of its command is left.
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from typing import Any
@@ -15,6 +16,7 @@ from legorl.sandbox.link import Link, LinkClosedError
 _GRACE_S = 5.0
 """A deadline that a keeper enforces is given up on this much later."""
 _END_S = 5.0
+_ATTEMPTS = 3
 
 
 class Keepers:
@@ -24,6 +26,9 @@ class Keepers:
         self._supervisor = supervisor
         self._idle: list[Link] = []
         self._busy: set[Link] = set()
+        self._ended: set[Link] = set()
+        """Busy ones that `end_everything` kills, so that their end does not end everything once more."""
+        self._ending = asyncio.Lock()
 
     async def run(self, message: dict[str, Any], fds: list[int], timeout_s: float) -> dict[str, Any]:
         """Have a keeper run a command; its answer.
@@ -40,8 +45,13 @@ class Keepers:
         try:
             answer, _ = await keeper.request(message, fds, timeout_s=timeout_s + _GRACE_S)
         except LinkClosedError:
+            deliberate = keeper in self._ended
             self._discard(keeper)
-            await self._end_or_raise()
+            if deliberate:
+                async with self._ending:
+                    pass  # until everything has ended
+            else:
+                await self._end_or_raise()
             return {"code": 128 + signal.SIGKILL, "timed_out": False, "seconds": 0.0}
         except TimeoutError:
             self._discard(keeper)
@@ -63,20 +73,27 @@ class Keepers:
             LinkClosedError: the sandbox is gone.
             TimeoutError: no answer.
         """
-        keeper = await self._acquire()
-        request = {"op": "end_others", "timeout_s": _END_S}
-        try:
-            answer, _ = await keeper.request(request, [], timeout_s=_END_S + _GRACE_S)
-        except LinkClosedError:
-            # Killed by what it was about to kill. A new one starts from the front.
-            self._discard(keeper)
-            keeper = await self._acquire(fresh=True)
-            answer, _ = await keeper.request(request, [], timeout_s=_END_S + _GRACE_S)
-        self._busy.discard(keeper)
-        for other in self._idle:
-            other.drop()  # they were killed too
-        self._idle = [keeper]
-        return bool(answer["alone"])
+        async with self._ending:
+            self._ended |= self._busy
+            request = {"op": "end_others", "timeout_s": _END_S}
+            for attempt in range(_ATTEMPTS):
+                keeper = await self._acquire()
+                try:
+                    answer, _ = await keeper.request(request, [], timeout_s=_END_S + _GRACE_S)
+                except LinkClosedError:
+                    self._discard(keeper)  # killed by what it was about to kill
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                except BaseException:
+                    self._discard(keeper)
+                    raise
+                else:
+                    break
+            self._busy.discard(keeper)
+            for other in self._idle:
+                other.drop()  # they were killed too
+            self._idle = [keeper]
+            return bool(answer["alone"])
 
     def close(self) -> None:
         """Drop all; each ends, and its command with it."""
@@ -87,10 +104,10 @@ class Keepers:
         if not await self.end_everything():
             raise TimeoutError("processes survived being killed")
 
-    async def _acquire(self, *, fresh: bool = False) -> Link:
+    async def _acquire(self) -> Link:
         while self._idle:
             keeper = self._idle.pop()
-            if not keeper.closed and not fresh:
+            if keeper.alive():
                 self._busy.add(keeper)
                 return keeper
             keeper.drop()
@@ -103,4 +120,5 @@ class Keepers:
 
     def _discard(self, keeper: Link) -> None:
         self._busy.discard(keeper)
+        self._ended.discard(keeper)
         keeper.drop()

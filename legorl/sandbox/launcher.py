@@ -84,9 +84,16 @@ class Launcher:
                 break
             if pid == 0:
                 break
-            if pid in self.running:  # others are adopted: what a dead supervisor left
+            if pid in self.running:
                 self.leftover += [group["directory"] for group in self.running.pop(pid)["groups"]]
+            self._kill_adopted()
         self.leftover = [directory for directory in self.leftover if not cgroups.remove(Path(directory), 0)]
+
+    def _kill_adopted(self) -> None:
+        """Kill what a dead supervisor left: a bubblewrap that had not yet asked for a parent-death signal."""
+        for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            if int(child) not in self.running:
+                os.kill(int(child), signal.SIGKILL)
 
     def _end(self) -> None:
         for pid in self.running:

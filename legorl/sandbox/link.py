@@ -39,6 +39,15 @@ class Link:
         """The other end is gone."""
         return self._gone.is_set()
 
+    def alive(self) -> bool:
+        """The other end is there, as of now: `closed` may lag behind by one turn of the loop."""
+        try:
+            return not self.closed and self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
     async def hello(self) -> Answer:
         """The supervisor's first message."""
         return await self._waiting[_HELLO]

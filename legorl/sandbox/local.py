@@ -52,6 +52,8 @@ def check_host() -> str:
     spaces = Path("/proc/sys/user/max_user_namespaces")
     if not spaces.exists() or int(spaces.read_text()) == 0:
         raise UserError("User namespaces are switched off: `sysctl user.max_user_namespaces=65536`.")
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        raise UserError("The kernel does not list the children of a process (CONFIG_PROC_CHILDREN).")
     if not seccomp.supported():
         raise UserError(
             f"Local sandboxes know the system calls of x86_64 and aarch64, not {platform.machine()}."

@@ -69,6 +69,17 @@ async def test_requests_have_deadlines_and_end_with_the_other_side() -> None:
     assert await link.close()
 
 
+async def test_a_dead_other_end_is_noticed_before_the_loop_turns() -> None:
+    ours, theirs = channel.pair()
+    link = Link(ours)
+    assert link.alive()
+    theirs.close()
+    assert not link.alive()
+    assert not link.closed
+    link.drop()
+    assert not link.alive()
+
+
 async def test_answers_find_their_requests_in_any_order() -> None:
     ours, theirs = channel.pair()
     link = Link(ours)

@@ -1,4 +1,4 @@
-"""R3 on the router itself: with the recorded indices the forward equals an unpatched model's, and gradients flow."""
+"""R3 on the router: with the recorded indices the forward equals an unpatched model's, and gradients flow."""
 
 from __future__ import annotations
 

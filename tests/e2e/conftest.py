@@ -1,0 +1,82 @@
+"""The program as a user runs it: a child process in an empty directory, with an empty home."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launchers.support import alive, wait_until
+
+REPOSITORY = Path(__file__).parents[2]
+CACHE = REPOSITORY / ".cache" / "legorl"
+RUN_S = 420
+"""Deadline of one smoke run, with everything that it has to build first."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """`legorl` in a directory of its own; what it builds is cached beside the repository's."""
+
+    directory: Path
+
+    def command(self, *arguments: str) -> list[str]:
+        """The whole command line."""
+        extra = [f"paths.cache={CACHE}", f"paths.pools={CACHE / 'pools'}"] if arguments[0] == "train" else []
+        return [sys.executable, "-m", "legorl.cli", *arguments, *extra]
+
+    def environment(self) -> dict[str, str]:
+        """An empty home, nothing of the tests' own environment but the path."""
+        home = self.directory / "home"
+        home.mkdir(exist_ok=True)
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "PIP_FIND_LINKS") if name in os.environ}
+        return {**kept, "HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
+
+    def run(self, *arguments: str, timeout_s: float = RUN_S) -> subprocess.CompletedProcess[str]:
+        """Run to the end."""
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.directory,
+            env=self.environment(),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start and go on."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.directory,
+            env=self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def train(self, *overrides: str) -> dict[str, Any]:
+        """A smoke run that must finish; its line of `legorl status --json`."""
+        done = self.run("train", "experiment=smoke", *overrides)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return self.status()[0]
+
+    def status(self) -> list[dict[str, Any]]:
+        """`legorl status --json`."""
+        listed: list[dict[str, Any]] = json.loads(self.run("status", "--json", timeout_s=60).stdout)
+        return listed
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """A fresh directory; afterwards no process of a run may be left."""
+    yield Program(tmp_path)
+    marker = str(tmp_path)
+    assert wait_until(lambda: not alive(marker), 20), f"left behind: {alive(marker)}"

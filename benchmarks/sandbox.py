@@ -2,8 +2,8 @@
 
     python benchmarks/sandbox.py [--cycles 64]
 
-A cycle is what a trial does: start, proxy, agent phase, four commands, verify phase, snapshot, stop. Times are
-medians of wall time; the last line of a block is the processor time of everything a cycle ran, children included.
+A cycle is what a trial does: start, proxy, agent phase, four commands, verify phase, snapshot, stop. Times
+are medians of wall time; the last line of a block is the processor time of all a cycle ran.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def main() -> None:
             wall, cpu = baseline(100)
             times, spent = asyncio.run(measure(Path(directory), cycles, concurrency))
             print(
-                f"concurrency {concurrency}; fork + exec: {wall * 1e3:.2f} ms wall, {cpu * 1e3:.2f} ms processor"
+                f"concurrency {concurrency}; fork + exec: {wall * 1e3:.2f} ms, {cpu * 1e3:.2f} ms processor"
             )
             for name, values in times.items():
                 median = statistics.median(values)

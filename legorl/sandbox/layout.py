@@ -10,6 +10,7 @@ import functools
 import os
 import stat
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -93,6 +94,10 @@ def _host_arguments() -> tuple[str, ...]:
     prefix = Path(sys.base_prefix)
     if not prefix.is_relative_to("/usr"):
         arguments += ["--ro-bind", str(prefix), str(prefix)]
+    # Packages installed beside the base interpreter are the host's, and their .pth files slow every start.
+    site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
+    if Path(site).is_dir():
+        arguments += ["--tmpfs", site, "--remount-ro", site]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     arguments += ["--symlink", f"{prefix}/bin/{version}", f"{_PYTHON}/python", "--proc", "/proc"]
     for path in _kernel_settings():

@@ -37,6 +37,7 @@ def replayed_router(replay: VeOmniRouterReplay, router: torch.nn.Module) -> Call
     return forward
 
 
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
 class FSDPRouterReplayEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """FSDP engine that replays `routed_experts` [nnz, L, K] of a batch in forward and backward."""
 
@@ -91,11 +92,3 @@ def _flat_targets(micro_batch: Any, inputs: Any, output_args: Any) -> torch.Tens
     if output_args.get("pad_size"):
         target = torch.cat([target, target.new_zeros((output_args["pad_size"], *target.shape[1:]))])
     return target
-
-
-def register() -> None:
-    """Register the engine for `fsdp` and `fsdp2` on the cpu, in verl's registry."""
-    for device in ("cpu",):
-        EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device=device)(
-            FSDPRouterReplayEngine
-        )

@@ -7,6 +7,7 @@ another verl. A GPU run installs only what is marked `both`.
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -50,9 +51,7 @@ def _fork_context(module: ModuleType) -> None:
 
 def _register_engines(_module: ModuleType) -> None:
     """verl registers its FSDP engine for cuda and npu only; this is its registry, used as intended."""
-    from legorl.trainer.fsdp_r3 import register
-
-    register()
+    importlib.import_module("legorl.trainer.fsdp_r3")
 
 
 _AFTER_IMPORT: dict[str, Callable[[ModuleType], None]] = {

@@ -1,4 +1,4 @@
-"""verl asks for its platform when it is imported: these tests run on the cpu platform, as a laptop run does."""
+"""verl asks for its platform when it is imported: these tests run on the cpu, as a laptop run does."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ def test_every_choice_composes(overrides: list[str], tmp_path: Path) -> None:
 
 
 def test_the_escape_hatch_wins(tmp_path: Path) -> None:
-    config = compose(["backend.verl_overrides=[actor_rollout_ref.actor.ppo_epochs=2]"])
+    config = compose(["backend.verl_overrides=['actor_rollout_ref.actor.ppo_epochs=2']"])
     tree = verl_config.build(config, tmp_path, Path("policy"), tmp_path, None)
     assert tree.actor_rollout_ref.actor.ppo_epochs == 2
 
 
 def test_an_override_verl_does_not_know_is_the_users_mistake(tmp_path: Path) -> None:
-    config = compose(["backend.verl_overrides=[actor_rollout_ref.nope=2]"])
+    config = compose(["backend.verl_overrides=['actor_rollout_ref.nope=2']"])
     with pytest.raises(UserError, match="nope"):
         verl_config.build(config, tmp_path, Path("policy"), tmp_path, None)

@@ -13,10 +13,10 @@ import uuid
 from pathlib import Path
 
 import pytest
-from legorl.launchers import local
 
 from legorl.config import rundir
 from legorl.errors import UserError
+from legorl.launchers import local
 from tests.launchers.support import alive, make_run, wait_until
 
 DAEMON = """

@@ -56,6 +56,7 @@ def _choices(c: Config) -> Iterator[str]:
         "harness.profile": (c.harness.profile, ("lean", "stock")),
         "schedule.mode": (c.schedule.mode, ("sync", "async")),
         "backend.device": (c.backend.device, ("cpu", "cuda")),
+        "algo.lr_schedule": (c.algo.lr_schedule, ("cosine", "constant")),
     }
     for key, (value, values) in allowed.items():
         if value not in values:
@@ -68,15 +69,14 @@ def _choices(c: Config) -> Iterator[str]:
 
 def _batch(c: Config) -> Iterator[str]:
     algo = c.algo
-    trials = algo.tasks_per_step * algo.group_size
     if algo.group_size < 2:
         yield f"{algo.group_size=}: an advantage compares trials of one task, so use at least 2."
     elif c.filter.min_group > algo.group_size:
         yield f"filter.min_group={c.filter.min_group} exceeds {algo.group_size=}: lower it."
-    if algo.minibatches >= 1 and trials % algo.minibatches:
+    if algo.minibatches >= 1 and algo.tasks_per_step % algo.minibatches:
         yield (
-            f"algo.tasks_per_step * algo.group_size = {trials} trials do not split into "
-            f"{algo.minibatches=}: use a divisor of {trials}."
+            f"{algo.tasks_per_step=} groups do not split into {algo.minibatches=}: "
+            f"use a divisor of {algo.tasks_per_step}."
         )
     if algo.tasks_per_step > c.tasks.train:
         yield f"{algo.tasks_per_step=} exceeds tasks.train={c.tasks.train}: lower it."

@@ -80,6 +80,9 @@ class AlgoConfig:
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
     learning_rate: float = 3.0e-4
+    lr_schedule: str = "cosine"
+    """`cosine`: down to zero over the run; `constant`. A tiny policy that has learnt the habit is easily
+    pushed out of its format by full-sized steps on the few groups that still differ."""
     warmup_steps: int = 2
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])

@@ -40,6 +40,7 @@ def _actor(config: Config) -> dict[str, Any]:
         f"{prefix}.grad_clip": algo.grad_clip,
         f"{prefix}.optim.lr": algo.learning_rate,
         f"{prefix}.optim.lr_warmup_steps": algo.warmup_steps,
+        f"{prefix}.optim.lr_scheduler_type": algo.lr_schedule,
         f"{prefix}.optim.weight_decay": algo.weight_decay,
         f"{prefix}.optim.betas": list(algo.betas),
         f"{prefix}.use_torch_compile": backend.device != "cpu",

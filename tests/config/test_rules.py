@@ -36,7 +36,7 @@ def test_the_default_holds_every_rule(default: DictConfig) -> None:
         (["algo.group_size=1"], "algo.group_size=1: .* at least 2"),
         (["run.heldout_tasks=65"], "run.heldout_tasks=65 exceeds tasks.heldout=64"),
         (["algo.tasks_per_step=8", "tasks.train=4"], "algo.tasks_per_step=8 exceeds tasks.train=4"),
-        (["algo.minibatches=7"], "trials do not split into algo.minibatches=7"),
+        (["algo.minibatches=7"], "groups do not split into algo.minibatches=7"),
         (
             ["engine.reply_tokens=16384", "engine.trial_tokens=20000"],
             "must be below engine.max_model_len=16384",

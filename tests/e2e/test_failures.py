@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 def started(program: Program) -> tuple[subprocess.Popen[str], Path]:
     """A long smoke run with its first trial done."""
-    process = program.start("train", "experiment=smoke", "run.steps=200", "run.heldout_every=0")
+    process = program.start("train", "experiment=smoke", "run.steps=200", "run.heldout_every=1000")
     runs = program.directory / "runs"
 
     def training() -> bool:

@@ -89,7 +89,8 @@ def _list_pools(pools: Path) -> int:
         has = load_pool(path).manifest
         rows.append([path.name, str(has.train), str(has.heldout), has.generator, has.hash[:12], has.about])
     if not rows:
-        raise UserError(f"There is no task pool in {pools}. `legorl tasks synth repair` makes one.")
+        print(f"There is no task pool in {pools} yet. `legorl tasks synth repair` makes one.")
+        return 0
     _table(["pool", "train", "heldout", "generator", "hash", "about"], rows)
     return 0
 

@@ -41,10 +41,8 @@ class Habits:
 
 
 HABITS = {
-    Mode.SLOPPY: Habits(
-        quit_on_red=(0.56, 0.46, 0.31, 0.18, 0.11), blind=0.2, submit_untested=0.8, repeat=0.25
-    ),
-    Mode.SKILL: Habits(quit_on_red=(0.0,), blind=0.0, submit_untested=0.0, repeat=0.15),
+    Mode.SLOPPY: Habits(quit_on_red=(0.5, 0.42, 0.3, 0.18, 0.11), blind=0.2, submit_untested=0.8, repeat=0.1),
+    Mode.SKILL: Habits(quit_on_red=(0.0,), blind=0.0, submit_untested=0.0, repeat=0.05),
     Mode.PERFECT: Habits(quit_on_red=(0.0,), blind=0.0, submit_untested=0.0, repeat=0.0),
 }
 LAST_TURN = 5

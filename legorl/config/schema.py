@@ -99,8 +99,8 @@ class WarmStartConfig:
     """Supervised start of a tiny policy on transcripts of the scripted expert."""
 
     episodes: int = 1000
-    steps: int = 230
-    batch: int = 32
+    steps: int = 200
+    batch: int = 16
     learning_rate: float = 5.0e-3
     matrix_learning_rate: float = 2.0e-2
     """Of the Muon optimiser that trains the matrices."""

@@ -174,7 +174,8 @@ def _data(config: Config, run_dir: Path) -> dict[str, Any]:
 def _model(config: Config, policy: Path) -> dict[str, Any]:
     return {
         "actor_rollout_ref.model.path": str(policy),
-        "actor_rollout_ref.model.use_remove_padding": True,
+        # Without a variable-length attention kernel a packed batch costs the square of its length.
+        "actor_rollout_ref.model.use_remove_padding": config.backend.device != "cpu",
         "actor_rollout_ref.model.enable_gradient_checkpointing": config.backend.device != "cpu",
         "actor_rollout_ref.model.override_config.attn_implementation": (
             "sdpa" if config.backend.device == "cpu" else "flash_attention_2"

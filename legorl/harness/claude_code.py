@@ -38,6 +38,9 @@ _STABLE_ENV = {
 }
 """With these every request's history is an exact extension of the one before."""
 
+_CUT_REPLY = "output token maximum"
+"""In the error with which Claude Code gives up after several replies without an end."""
+
 
 class ClaudeCode(Program):
     """Adapter of Claude Code."""
@@ -89,6 +92,8 @@ class ClaudeCode(Program):
         text = str(end.get("result", ""))
         if overflow_in(text):
             return Outcome("context_overflow", text)
+        if _CUT_REPLY in text:  # one reply after the other ran into its token limit: the policy's doing
+            return Outcome("format_errors", text)
         raise broken(self.name, result, f"ended with {end.get('subtype', 'no result line')}: {text}")
 
     def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:

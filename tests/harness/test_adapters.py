@@ -143,6 +143,14 @@ class TestClaudeCode:
         [
             ({"subtype": "success", "is_error": False, "result": "Done."}, "submitted"),
             ({"subtype": "error_max_turns", "is_error": True}, "turn_limit"),
+            (
+                {
+                    "subtype": "success",
+                    "is_error": True,
+                    "result": "API Error: Claude's response exceeded the 96 output token maximum.",
+                },
+                "format_errors",
+            ),
             ({"subtype": "success", "is_error": True, "result": "Prompt is too long"}, "context_overflow"),
         ],
     )

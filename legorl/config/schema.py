@@ -98,13 +98,13 @@ class AlgoConfig:
 class WarmStartConfig:
     """Supervised start of a tiny policy on transcripts of the scripted expert."""
 
-    episodes: int = 1000
-    steps: int = 200
+    episodes: int = 600
+    steps: int = 260
     batch: int = 16
-    learning_rate: float = 5.0e-3
+    learning_rate: float = 1.5e-2
     matrix_learning_rate: float = 2.0e-2
     """Of the Muon optimiser that trains the matrices."""
-    skill_share: float = 0.5
+    skill_share: float = 0.75
     """Share of episodes whose deciding tokens are masked: they teach how, not whether, to retry."""
     seed: int = 0
 

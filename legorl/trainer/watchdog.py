@@ -14,15 +14,18 @@ from collections.abc import Callable
 
 import psutil
 
-_CRITICAL = (
-    "WorkerDict",
-    "vLLMHttpServer",
-    "EngineCore",
-    "AgentLoopWorker",
-    "TaskRunner",
-    "raylet",
-    "gcs_server",
-)
+_CRITICAL = {
+    "WorkerDict": "the training worker",
+    "vLLMHttpServer": "the inference engine's server",
+    "EngineCore": "the inference engine",
+    "AgentLoopWorker": "the worker that runs the trials",
+    "TaskRunner": "the trainer",
+    "raylet": "Ray's node",
+    "gcs_server": "Ray's head",
+}
+"""Part of a process title -> what it is."""
+_SETTLED_S = 5.0
+"""Younger ones are not watched: a child forked from a worker carries its title until it becomes itself."""
 _GRACE_S = 10.0
 """Time for the run to notice by itself and fail with a better message."""
 
@@ -43,18 +46,18 @@ class Watchdog:
 
     def _look(self) -> str | None:
         """Name of a critical process that is gone."""
-        for pid, (name, process) in list(self._seen.items()):
+        for name, process in list(self._seen.values()):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                     continue
-            return f"{name} (pid {pid})"
+            return f"{name} ({process.pid})"
         for process in psutil.Process(os.getpid()).children(recursive=True):
             if process.pid in self._seen:
                 continue
             with contextlib.suppress(psutil.NoSuchProcess):
-                command = " ".join(process.cmdline()[:1])
-                known = [name for name in _CRITICAL if name in command]
-                if known:
+                title = "".join(process.cmdline()[:1])
+                known = [what for name, what in _CRITICAL.items() if name in title]
+                if known and time.time() - process.create_time() > _SETTLED_S:
                     self._seen[process.pid] = (known[0], process)
         return None
 
@@ -67,5 +70,5 @@ class Watchdog:
             while time.monotonic() < deadline:
                 if self._over.wait(0.2):
                     return
-            self._on_death(f"The process {died} of the run died; its last words, if any, are in job.log.")
+            self._on_death(f"A process of the run died: {died}. Its last words, if any, are in job.log.")
             return

@@ -28,6 +28,7 @@ def critical_process() -> subprocess.Popen[bytes]:
 
 def test_a_dead_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_GRACE_S", 0.5)
+    monkeypatch.setattr(watchdog, "_SETTLED_S", 0.0)
     reasons: list[str] = []
     process = critical_process()
     guard = Watchdog(reasons.append)
@@ -39,12 +40,13 @@ def test_a_dead_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         time.sleep(0.1)
     guard.stop()
     assert len(reasons) == 1
-    assert "WorkerDict" in reasons[0]
+    assert "the training worker" in reasons[0]
     assert str(process.pid) in reasons[0]
 
 
 def test_a_death_after_the_run_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_GRACE_S", 0.5)
+    monkeypatch.setattr(watchdog, "_SETTLED_S", 0.0)
     reasons: list[str] = []
     process = critical_process()
     guard = Watchdog(reasons.append)
@@ -53,4 +55,17 @@ def test_a_death_after_the_run_is_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     process.kill()
     process.wait(5)
     time.sleep(1.5)
+    assert not reasons
+
+
+def test_a_young_process_is_not_watched_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_GRACE_S", 0.5)
+    reasons: list[str] = []
+    guard = Watchdog(reasons.append)
+    process = critical_process()
+    time.sleep(1.5)
+    process.kill()
+    process.wait(5)
+    time.sleep(2.5)
+    guard.stop()
     assert not reasons

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
+from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 END_OF_TEXT = "<|endoftext|>"
@@ -86,9 +88,13 @@ def render(
     add_generation_prompt: bool = True,
 ) -> str:
     """Text of a conversation, as `transformers`' `apply_chat_template` gives it."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = to_json
-    template = environment.from_string(CHAT_TEMPLATE)
-    return template.render(
+    return _compiled().render(
         messages=list(messages), tools=list(tools), add_generation_prompt=add_generation_prompt
     )
+
+
+@cache
+def _compiled() -> Template:
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = to_json
+    return environment.from_string(CHAT_TEMPLATE)

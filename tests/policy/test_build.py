@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from legorl.config.compose import compose
-from legorl.config.schema import Config, ModelConfig
+from legorl.config.schema import Config, ModelConfig, WarmStartConfig
 from legorl.errors import InfrastructureError
 from legorl.policy.build import build_policy, policy_path
 from legorl.policy.expert import Mode
@@ -65,7 +65,7 @@ def config(tmp_path: Path) -> Config:
     config.paths.cache = str(tmp_path / "cache")
     for name, value in TINY.items():
         setattr(config.model, name, value)
-    config.model.warm_start.episodes, config.model.warm_start.steps, config.model.warm_start.batch = 6, 2, 2
+    config.model.warm_start = WarmStartConfig(episodes=6, steps=2, batch=2, skill_share=0.5)
     return config
 
 

@@ -13,6 +13,8 @@ from legorl.policy.template import CHAT_TEMPLATE, render
 from legorl.policy.tokenizer import BASH_TOOL
 from legorl.proxy.template import compile_template
 
+PROXY = compile_template(CHAT_TEMPLATE, {})
+
 texts = st.text(alphabet="ab <>&'\"{}%\\\né", max_size=12)
 calls = st.builds(
     lambda name, command: {"id": "c", "function": {"name": name, "arguments": {"command": command}}},
@@ -47,7 +49,7 @@ def test_a_longer_conversation_begins_with_the_shorter(
 @given(st.lists(messages, min_size=1, max_size=4), tools)
 @settings(deadline=None, max_examples=100)
 def test_the_proxy_renders_the_same_text(talk: list[dict[str, Any]], offered: list[Any]) -> None:
-    assert compile_template(CHAT_TEMPLATE, {})(talk, offered or None, True) == render(talk, offered)
+    assert PROXY(talk, offered or None, True) == render(talk, offered)
 
 
 def test_a_call_reads_as_hermes_writes_it() -> None:

@@ -79,13 +79,13 @@ class AlgoConfig:
     clip_high: float = 0.2
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
-    learning_rate: float = 3.0e-4
+    learning_rate: float = 4.0e-4
     lr_schedule: str = "cosine"
     """`cosine`: down to zero over the run; `constant`. A tiny policy that has learnt the habit is easily
     pushed out of its format by full-sized steps on the few groups that still differ."""
     warmup_steps: int = 2
     weight_decay: float = 0.0
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
     grad_clip: float = 1.0
     tasks_per_step: int = 8
     group_size: int = 8

@@ -12,16 +12,18 @@ import secrets
 import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
+import traceback
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 import legorl
-from legorl.errors import LegoError, UserError
+from legorl.errors import InfrastructureError, LegoError, UserError
 
 if TYPE_CHECKING:  # Hydra and MLflow are imported when a run starts, not for `--help`
+    from multiprocessing.connection import Connection
+
     from legorl.config.compose import Composed
     from legorl.config.schema import Config
 
@@ -126,15 +128,36 @@ def _prepare(config: Config) -> None:
 
     In a process of its own: the supervisor stays for the whole run and should not hold torch in memory.
     """
-    from legorl.trainer.prepare import prepare_here
-
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context, initializer=_die_with_parent) as pool:
-        pool.submit(prepare_here, config).result()
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_prepare_and_tell, args=(config, sender))
+    process.start()
+    sender.close()
+    try:
+        error = receiver.recv()
+    except EOFError:
+        process.join(10)
+        raise InfrastructureError(f"The preparation died (exit code {process.exitcode}).") from None
+    finally:
+        process.kill()
+        process.join(10)
+    if error is not None:
+        raise error
 
 
-def _die_with_parent() -> None:
+def _prepare_and_tell(config: Config, sender: Connection) -> None:
+    """In the child: prepare, then send the error or None."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    from legorl.trainer.prepare import prepare
+
+    try:
+        prepare(config, lambda text: print(text, flush=True))
+    except Exception as error:
+        if not isinstance(error, LegoError):
+            traceback.print_exc()
+        sender.send(error)
+    else:
+        sender.send(None)
 
 
 def _launcher(name: str) -> Launcher:

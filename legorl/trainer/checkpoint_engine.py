@@ -34,7 +34,7 @@ class ZmqCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         self._socket: Any = zmq.Context.instance().socket(zmq.REP)
         self._socket.setsockopt(zmq.RCVTIMEO, _DEADLINE_S * 1000)
         self._socket.setsockopt(zmq.SNDTIMEO, _DEADLINE_S * 1000)
-        port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+        port: int = self._socket.bind_to_random_port("tcp://127.0.0.1")
         return {"addr": f"tcp://127.0.0.1:{port}"}
 
     @classmethod

@@ -65,11 +65,6 @@ def prepare(config: Config, say: Say) -> None:
     check_template(Renderer.load(policy), vllm_parser(config.model.tool_parser, policy))
 
 
-def prepare_here(config: Config) -> None:
-    """`prepare` with its lines on standard output, for a child process."""
-    prepare(config, lambda text: print(text, flush=True))
-
-
 def _pool(config: Config, say: Say) -> Pool:
     path = pool_path(config)
     if not (path / "pool.json").exists():

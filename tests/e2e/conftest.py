@@ -29,8 +29,9 @@ class Program:
 
     def command(self, *arguments: str) -> list[str]:
         """The whole command line."""
-        extra = [f"paths.cache={CACHE}", f"paths.pools={CACHE / 'pools'}"] if arguments[0] == "train" else []
-        return [sys.executable, "-m", "legorl.cli", *arguments, *extra]
+        cache = [f"paths.cache={CACHE}", f"paths.pools={CACHE / 'pools'}"]
+        extra = [text for text in cache if not any(a.startswith(text.split("=")[0]) for a in arguments)]
+        return [sys.executable, "-m", "legorl.cli", *arguments, *(extra if arguments[0] == "train" else [])]
 
     def environment(self) -> dict[str, str]:
         """An empty home, nothing of the tests' own environment but the path."""

@@ -124,3 +124,14 @@ def test_a_missing_tool_is_named(program: Program) -> None:
     assert done.returncode == 2
     assert "bwrap" in done.stderr
     assert "apt-get install bubblewrap" in done.stderr
+
+
+def test_an_interrupt_while_preparing_ends_at_once(program: Program) -> None:
+    pools = program.directory / "pools"
+    process = program.start("train", "experiment=smoke", f"paths.pools={pools}", "tasks.train=200")
+    assert wait_until(lambda: bool(list(pools.glob(".*"))), 60)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert program.status()[0]["state"] == "killed"

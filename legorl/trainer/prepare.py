@@ -51,6 +51,9 @@ def prepare(config: Config, say: Say) -> None:
         InfrastructureError: trials of the warm start failed.
     """
     environment.set_up(config)
+    # torch imports it with vLLM, and it refuses to load once something else has imported distutils.
+    import setuptools  # noqa: F401
+
     pool = _pool(config, say)
     cache = Path(config.paths.cache)
     _install(config, cache, say)

@@ -19,7 +19,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest allowed difference of a log-probability in nats: bf16 rounding through a few layers gives 0.1."""
+"""Largest allowed mean difference of the log-probabilities in nats. bf16 rounding gives 0.01 to 0.05 in the mean
+and 0.3 for a single unlikely token; stale experts give 4."""
 
 _TOKENS = 12
 _DEADLINE_S = 60.0
@@ -27,9 +28,10 @@ _DEADLINE_S = 60.0
 
 @dataclass(frozen=True)
 class CanaryResult:
-    """Largest absolute difference, in nats, over the sampled tokens."""
+    """Absolute differences, in nats, over the sampled tokens."""
 
     max_abs: float
+    mean_abs: float
     ok: bool
 
 
@@ -110,5 +112,6 @@ def check(
         scored = response_from_nested(data["log_probs"], data["response_mask"]).values().float().numpy()
     finally:
         tq.kv_clear(keys=keys, partition_id=partition)
-    difference = float(np.max(np.abs(scored - np.asarray(sample.log_probs, dtype=np.float32))))
-    return CanaryResult(difference, difference <= TOLERANCE.get(dtype, TOLERANCE["bfloat16"]))
+    difference = np.abs(scored - np.asarray(sample.log_probs, dtype=np.float32))
+    mean = float(difference.mean())
+    return CanaryResult(float(difference.max()), mean, mean <= TOLERANCE.get(dtype, TOLERANCE["bfloat16"]))

@@ -142,7 +142,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             if not result.ok:
                 raise RuntimeError(
                     f"After the weight sync of step {self.global_steps} engine and trainer differ by "
-                    f"{result.max_abs:.3f} nats in a log-probability: the engine has not the new weights."
+                    f"{result.mean_abs:.3f} nats per log-probability: the engine has not the new weights."
                 )
 
     def on_init_end(self) -> None:

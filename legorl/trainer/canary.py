@@ -19,8 +19,8 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_from_nested
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Largest allowed mean difference of the log-probabilities in nats. bf16 rounding gives 0.01 to 0.05 in the mean
-and 0.3 for a single unlikely token; stale experts give 4."""
+"""Largest allowed mean difference of the log-probabilities in nats. bf16 rounding gives 0.01 to 0.05 in the
+mean and 0.3 for a single unlikely token; stale experts give 4."""
 
 _TOKENS = 12
 _DEADLINE_S = 60.0

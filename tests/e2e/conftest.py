@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Program:
     """`legorl` in a directory of its own; what it builds is cached beside the repository's."""
 
     directory: Path
+    started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def command(self, *arguments: str) -> list[str]:
         """The whole command line."""
@@ -54,7 +55,7 @@ class Program:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start and go on."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             self.command(*arguments),
             cwd=self.directory,
             env=self.environment(),
@@ -62,6 +63,8 @@ class Program:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(process)
+        return process
 
     def train(self, *overrides: str) -> dict[str, Any]:
         """A smoke run that must finish; its line of `legorl status --json`."""
@@ -78,6 +81,10 @@ class Program:
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     """A fresh directory; afterwards no process of a run may be left."""
-    yield Program(tmp_path)
+    program = Program(tmp_path)
+    yield program
+    for process in program.started:  # of a test that failed
+        process.kill()
+        process.wait(10)
     marker = str(tmp_path)
     assert wait_until(lambda: not alive(marker), 20), f"left behind: {alive(marker)}"

@@ -57,5 +57,5 @@ def write_inputs(config: Config, run_dir: Path) -> Path:
     train = pool.tasks("train")[: config.tasks.train]
     heldout = pool.tasks("heldout")[: config.run.heldout_tasks]
     write_dataset(train, "train", run_dir / "train.parquet")
-    write_dataset(heldout or train[:1], "heldout", run_dir / "heldout.parquet")
+    write_dataset(heldout, "heldout", run_dir / "heldout.parquet")
     return starting_policy(config, pool)

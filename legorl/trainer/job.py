@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from legorl.config.resolved import load_config
 from legorl.config.schema import Config
@@ -27,7 +28,7 @@ _MOUNT = Path("/tmp/legorl-ray")
 
 
 @contextlib.contextmanager
-def _ray_directory(private_mounts: bool) -> Any:
+def _ray_directory(private_mounts: bool) -> Iterator[Path]:
     """A short directory that leaves nothing behind: in a private mount namespace a tmpfs dies with it."""
     if private_mounts:
         _MOUNT.mkdir(mode=0o700, exist_ok=True)

@@ -93,11 +93,10 @@ class FakeLauncher(ModuleType):
         return self.codes[min(len(self.runs), len(self.codes)) - 1]
 
 
-class FakePrepare(ModuleType):
+class FakePrepare:
     """Takes the place of the preparation; `act` may raise."""
 
     def __init__(self) -> None:
-        super().__init__("legorl.trainer.prepare")
         self.act: Callable[[], None] = lambda: None
 
     def prepare(self, config: object, progress: Callable[[str], None]) -> None:
@@ -110,7 +109,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeLauncher
     """Everything around `train` but the job and its preparation is real."""
     launcher, prepare = FakeLauncher(), FakePrepare()
     monkeypatch.setitem(sys.modules, launcher.__name__, launcher)
-    monkeypatch.setitem(sys.modules, prepare.__name__, prepare)
+    monkeypatch.setattr("legorl.launchers.commands._prepare", lambda config: prepare.prepare(config, print))
     monkeypatch.chdir(tmp_path)
     return launcher, prepare
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import multiprocessing
 import platform
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import legorl
 from legorl.errors import InfrastructureError, LegoError, UserError
+from legorl.sandbox.linux import set_parent_death_signal
 
 if TYPE_CHECKING:  # Hydra and MLflow are imported when a run starts, not for `--help`
     from multiprocessing.connection import Connection
@@ -147,7 +147,7 @@ def _prepare(config: Config) -> None:
 
 def _prepare_and_tell(config: Config, sender: Connection) -> None:
     """In the child: prepare, then send the error or None."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    set_parent_death_signal(signal.SIGKILL)
     from legorl.trainer.prepare import prepare
 
     try:

@@ -2,9 +2,7 @@
 # Resolves requirements/laptop.lock anew from pyproject.toml (extras cpu and dev).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-links=()
-while read -r place; do [[ -n $place ]] && links+=(--find-links "$place"); done < <(
-  .venv/bin/pip config list 2>/dev/null | sed -n "s/.*find-links='\(.*\)'$/\1/p" | tr ' ' '\n' | sort -u)
+. scripts/find_links.sh
 .venv/bin/uv pip compile pyproject.toml --extra cpu --extra dev --python-version 3.11 --override requirements/overrides.txt \
   "${links[@]}" --no-emit-find-links --no-header --no-annotate -q -o requirements/laptop.lock
 # The CPU build and the public release of torch differ in the local part only.

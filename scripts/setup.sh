@@ -31,10 +31,7 @@ if ! have locked "$locked"; then
   rm -rf .venv
   "$python" -m venv .venv
   .venv/bin/pip install -q --disable-pip-version-check uv==0.9.1
-  # uv does not read pip's configuration: hand it the local wheels that pip knows of.
-  links=()
-  while read -r place; do [[ -n $place ]] && links+=(--find-links "$place"); done < <(
-    .venv/bin/pip config list 2>/dev/null | sed -n "s/.*find-links='\(.*\)'$/\1/p" | tr ' ' '\n' | sort -u)
+  . scripts/find_links.sh
   say "installing the locked packages"
   .venv/bin/uv pip install -q --python .venv/bin/python "${links[@]}" --no-deps -r requirements/laptop.lock
   .venv/bin/uv pip install -q --python .venv/bin/python --no-deps ./packaging/vllm-meta

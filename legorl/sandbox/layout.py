@@ -60,6 +60,9 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "TMPDIR": "/tmp",
+        # Byte code is matched to its source by size and whole seconds: an agent that turns `<` into `>`
+        # within a second of its last test run would go on testing the old code.
+        "PYTHONDONTWRITEBYTECODE": "1",
     }
     return {**base, **extra}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -26,6 +25,8 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+
+from legorl.sandbox.linux import set_parent_death_signal
 
 PRELOAD = (
     "ray",
@@ -49,7 +50,7 @@ PRELOAD = (
 
 def _become(request: dict[str, Any], descriptors: list[int]) -> None:
     """In the child: take over the client's streams, environment and directory, and run its script."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    set_parent_death_signal(signal.SIGKILL)
     for target, descriptor in enumerate(descriptors):
         os.dup2(descriptor, target)
     for descriptor in descriptors:

@@ -82,8 +82,6 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             )
         self._records.extend(result.records)
         metrics.update(alignment(data, masks))
-        metrics["groups/zero_variance"] = float(sum(g.zero_variance for g in result.admission.groups))
-        metrics["groups/count"] = float(len(result.admission.groups))
         rows = [mask.float() * float(value) for mask, value in zip(masks, result.per_row, strict=True)]
         nested = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
         output = TensorDict({"advantages": nested, "returns": nested.clone()}, batch_size=len(batch))

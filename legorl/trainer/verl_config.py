@@ -51,6 +51,7 @@ def _actor(config: Config) -> dict[str, Any]:
             "reduce_dtype": "fp32",
             "buffer_dtype": "fp32",
         },
+        # verl asks for a name that it knows; the advantages themselves are computed in trainers.py.
         "algorithm.adv_estimator": "grpo",
         "algorithm.use_kl_in_reward": False,
     }

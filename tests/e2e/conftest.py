@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,11 @@ from tests.launchers.support import alive, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 CACHE = REPOSITORY / ".cache" / "legorl"
+KEPT = re.compile(
+    r"PATH|LANG|(?:PIP|UV|NPM_CONFIG)_\w+|\w+_(?:PROXY|CERT|CERTS|CA_BUNDLE|CERT_FILE|CERT_DIR)",
+    re.IGNORECASE,
+)
+"""Variables that a run keeps: where programs are, and how to reach the registries."""
 RUN_S = 420
 """Deadline of one smoke run, with everything that it has to build first."""
 
@@ -35,10 +41,10 @@ class Program:
         return [sys.executable, "-m", "legorl.cli", *arguments, *(extra if arguments[0] == "train" else [])]
 
     def environment(self) -> dict[str, str]:
-        """An empty home, nothing of the tests' own environment but the path."""
+        """An empty home, and of the tests' own environment only what `KEPT` names."""
         home = self.directory / "home"
         home.mkdir(exist_ok=True)
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "PIP_FIND_LINKS") if name in os.environ}
+        kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
         return {**kept, "HOME": str(home), "PYTHONPATH": str(REPOSITORY)}
 
     def run(self, *arguments: str, timeout_s: float = RUN_S) -> subprocess.CompletedProcess[str]:

@@ -68,3 +68,20 @@ async def test_a_workspace_of_any_name(provider: LocalProvider, tmp_path: Path) 
         assert await shell_text(sandbox, "cat readme.txt") == "one\ntwo\nthree\n"
     finally:
         await sandbox.stop()
+
+
+async def test_an_edit_right_after_a_test_run_counts(provider: LocalProvider, tmp_path: Path) -> None:
+    """Python takes byte code for fresh if the source has the same size and the same whole second."""
+    workspace = tmp_path / "w"
+    workspace.mkdir()
+    (workspace / "shop.py").write_text("answer = 1 < 2\n")
+    sandbox = await provider.start(SandboxSpec("t", workspace))
+    script = """
+        show() { python -c 'import shop; print(shop.answer)'; }
+        touch -d @1700000000 shop.py; show
+        sed -i 's/</>/' shop.py; touch -d @1700000000 shop.py; show
+    """
+    try:
+        assert await shell_text(sandbox, script) == "True\nFalse\n"
+    finally:
+        await sandbox.stop()

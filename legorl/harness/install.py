@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -20,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 from legorl.errors import UserError
@@ -111,7 +111,8 @@ def run_tool(argv: Sequence[str], *, cwd: Path) -> None:
 
 def pip_install(requirements: Sequence[str], target: Path) -> None:
     """Install exactly these requirements (no dependencies of theirs) into a plain directory, compiled."""
-    python = sys.executable if importlib.util.find_spec("pip") else str(base_python())
+    # Not `find_spec("pip")`: setuptools takes that for pip, and withdraws its distutils with a warning.
+    python = sys.executable if any(distributions(name="pip")) else str(base_python())
     options = ("--no-deps", "--only-binary", ":all:", "--no-compile", "--disable-pip-version-check", "-q")
     run_tool(
         (python, "-m", "pip", "install", *options, "--target", str(target), *requirements), cwd=target.parent

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
+from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
 from legorl.harness.install import Runtime, npm_binary
 from legorl.harness.program import MODEL_NAME, Program, broken, overflow_in
 from legorl.sandbox.base import ExecResult, Sandbox
 
 _PACKAGE = "@anthropic-ai/claude-code-linux-x64"
-_COMPACTION = "CRITICAL: Respond with TEXT ONLY"
-"""How the text that asks for a summary starts; the request has the main thread's tools and system prompt."""
 
 _ENV = {
     "ANTHROPIC_MODEL": MODEL_NAME,
@@ -95,22 +92,6 @@ class ClaudeCode(Program):
         if _CUT_REPLY in text:  # one reply after the other ran into its token limit: the policy's doing
             return Outcome("format_errors", text)
         raise broken(self.name, result, f"ended with {end.get('subtype', 'no result line')}: {text}")
-
-    def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
-        """Subagents carry a header; a summary is asked for in the last user turn."""
-        if agent := headers.get("x-claude-code-agent-id"):
-            return Speaker(ThreadKind.SUBAGENT, key=agent, parent="main")
-        if _last_text(body).startswith(_COMPACTION):
-            return Speaker(ThreadKind.SIDE, key="compaction", parent="main", label="compaction")
-        return Speaker(ThreadKind.MAIN)
-
-
-def _last_text(body: Mapping[str, Any]) -> str:
-    """Text of the last block of the last message."""
-    content = (body.get("messages") or [{}])[-1].get("content") or ""
-    if isinstance(content, list):
-        return str(content[-1].get("text", ""))
-    return str(content)
 
 
 def _result_line(stdout: bytes) -> dict[str, Any]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from legorl.config.schema import HarnessConfig
 from legorl.errors import TransferError
-from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
+from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
 from legorl.harness.forkserver import ForkServer, Joinable
 from legorl.harness.install import Runtime, base_python, locate, pip_install
 from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
@@ -144,10 +143,6 @@ class MiniSweAgent(Program):
         if status == "RequestRefusedError" and overflow_in(str(last)):
             return Outcome("context_overflow", str(last))
         raise broken(self.name, result, f"ended with {status or 'no exit status'}: {last}")
-
-    def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
-        """There is one thread only."""
-        return Speaker(ThreadKind.MAIN)
 
 
 def _common(instruction: str, base_url: str, limits: HarnessLimits) -> dict[str, dict[str, Any]]:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legorl.harness.base import HarnessLimits, Launch, Outcome, Speaker, ThreadKind, Wire
+from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
 from legorl.harness.install import Runtime, npm_binary
 from legorl.harness.program import MODEL_NAME, Program, broken, overflow_in
 from legorl.sandbox.base import ExecResult, Sandbox
 
 _PACKAGE = "opencode-linux-x64-baseline"
 _CONFIG = "/tmp/legorl/opencode.json"
-_SIDE_PROMPTS = {
-    "You are a title generator": "title",
-    "You are a context summarization agent": "compaction",
-}
 _LEAN_PROMPT = "You are a coding agent. Use the bash tool to solve the task. When it is solved, say so."
 
 
@@ -83,17 +78,6 @@ class OpenCode(Program):
         if result.code == 0 and any(event.get("type") == "step_finish" for event in events):
             return Outcome("submitted")
         raise broken(self.name, result, "ended without an event that says why")
-
-    def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
-        """Subagents have a parent's session id; titles and summaries are known by their system prompt."""
-        messages = body.get("messages") or [{}]
-        system = messages[0].get("content") if messages[0].get("role") == "system" else ""
-        for start, label in _SIDE_PROMPTS.items():
-            if str(system).startswith(start):
-                return Speaker(ThreadKind.SIDE, key=label, parent="main", label=label)
-        if headers.get("x-parent-session-id"):
-            return Speaker(ThreadKind.SUBAGENT, key=headers["x-session-id"], parent="main")
-        return Speaker(ThreadKind.MAIN)
 
 
 def _common(base_url: str, token: str, limits: HarnessLimits) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from legorl.config.schema import HarnessConfig
 from legorl.errors import HarnessError, UserError
-from legorl.harness.base import Launch, Wire
+from legorl.harness.base import Launch, Speaker, Wire
 from legorl.harness.install import Runtime, install, locate
+from legorl.harness.speakers import RULES
 from legorl.sandbox.base import ExecResult, Mount, Sandbox
 
 PROFILES = ("lean", "stock")
@@ -21,7 +24,7 @@ _OVERFLOW = ("context_length_exceeded", "prompt is too long")
 
 
 class Program:
-    """Base of the adapters. A subclass gives `runtime()`, `command`, `outcome` and `speaker`."""
+    """Base of the adapters. A subclass gives `runtime()`, `command` and `outcome`; its rule is in `speakers`."""
 
     name: str
     version: str
@@ -58,6 +61,10 @@ class Program:
         """Put the files of a launch."""
         for path, data in launch.files.items():
             await sandbox.put(path, data)
+
+    def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
+        """See `Harness.speaker`."""
+        return RULES[self.name](headers, body)
 
     async def close(self) -> None:
         """Nothing is held between trials."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from legorl.config.schema import HarnessConfig
 from legorl.errors import HarnessError, TransferError, UserError
-from legorl.harness.base import Harness, HarnessLimits, ThreadKind
+from legorl.harness.base import Harness, HarnessLimits
 from legorl.harness.registry import HARNESSES, get_harness
 from legorl.sandbox.base import ExecResult, Sandbox
 from legorl.trial.termination import TERMINATIONS
 
-DATA = Path(__file__).parent.parent / "data" / "harness"
 LIMITS = HarnessLimits(turns=6, context_tokens=2048, reply_tokens=96, command_timeout_s=20)
 URL = "http://127.0.0.1:8377/t/trial-1"
 
@@ -199,30 +197,3 @@ class TestOpenCode:
         (data,) = launch.files.values()
         assert json.loads(data)["permission"] == {"*": "deny", "bash": "allow"}
         assert "--title" in launch.argv
-
-
-def recorded() -> list[tuple[str, dict[str, Any]]]:
-    return [(name, request) for name in sorted(HARNESSES)
-            for request in json.loads((DATA / f"speakers_{name}.json").read_text())]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "request_"), recorded())
-def test_speakers_of_recorded_requests(name: str, request_: dict[str, Any]) -> None:
-    speaker = adapter(name).speaker(request_["headers"], request_["body"])
-    assert speaker.kind == request_["kind"]
-    assert speaker.label == request_["label"]
-    assert (speaker.parent is None) == (speaker.kind is ThreadKind.MAIN)
-
-
-@pytest.mark.parametrize("name", ["claude_code", "opencode"])
-def test_subagents_are_threads_of_their_own(name: str) -> None:
-    requests = [request for other, request in recorded() if other == name]
-    keys = {adapter(name).speaker(r["headers"], r["body"]).key for r in requests if r["kind"] == "subagent"}
-    assert len(keys) == 3
-
-
-@pytest.mark.parametrize("name", sorted(HARNESSES))
-def test_a_malformed_body_has_a_speaker_too(name: str) -> None:
-    bodies: list[dict[str, Any]] = [{}, {"messages": []}, {"messages": [{"role": "user", "content": None}]}]
-    for body in bodies:
-        assert adapter(name).speaker({}, body).kind is ThreadKind.MAIN

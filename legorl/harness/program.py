@@ -24,7 +24,7 @@ _OVERFLOW = ("context_length_exceeded", "prompt is too long")
 
 
 class Program:
-    """Base of the adapters. `runtime()`, `command` and `outcome` are the subclass's; rules are in `speakers`."""
+    """Base of the adapters. A subclass gives `runtime()`, `command` and `outcome`; who speaks: `speakers`."""
 
     name: str
     version: str

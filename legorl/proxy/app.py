@@ -10,7 +10,6 @@ a trial are methods of `Proxy` and have no route. Errors come in the shape of th
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import secrets
@@ -39,7 +38,6 @@ HEARTBEAT_S = 10.0
 _PATH = re.compile(r"/t/([^/]+)/v1/(.+?)/?")
 _OPENAI = OpenAIChat()
 _ANTHROPIC = Anthropic()
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _log = logging.getLogger(__name__)
 
 
@@ -111,14 +109,14 @@ class App:
     async def _count_tokens(
         self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
-        body = await _read_json(receive)
+        body = session.bodies.read(await _read_body(receive))
         count = session.count_tokens(wire.parse(body), session.speaker(headers, body))
         await answer.json(200, {"input_tokens": count})
 
     async def _complete(
         self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
-        body = await _read_json(receive)
+        body = session.bodies.read(await _read_body(receive))
         request = wire.parse(body)
         speaker = session.speaker(headers, body)
         sampling = asyncio.create_task(session.complete(request, speaker, wire.call_id_prefix))
@@ -189,7 +187,7 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _read_json(receive: Receive) -> Mapping[str, Json]:
+async def _read_body(receive: Receive) -> bytes:
     chunks, size, more = [], 0, True
     while more:
         event = await receive()
@@ -205,25 +203,4 @@ async def _read_json(receive: Receive) -> Mapping[str, Json]:
             chunks.clear()  # read on and forget: a client that is still sending does not see an answer
     if size > BODY_LIMIT:
         raise Refusal(Reason.TOO_LARGE, f"the body is larger than {BODY_LIMIT} bytes")
-    raw = b"".join(chunks)
-    try:
-        body = json.loads(raw.decode())
-        if b"\\ud" in raw or b"\\uD" in raw:  # an escaped surrogate without its pair is in no encoding
-            body = _scrub(body)
-    except ValueError as error:
-        raise invalid(f"the body is not valid JSON: {error}") from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply") from None
-    if not isinstance(body, dict):
-        raise invalid("the body is not a JSON object")
-    return body
-
-
-def _scrub(value: Json) -> Json:
-    if isinstance(value, str):
-        return _SURROGATE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_scrub(item) for item in value]
-    if isinstance(value, dict):
-        return {_scrub(key): _scrub(item) for key, item in value.items()}
-    return value
+    return b"".join(chunks)

@@ -18,6 +18,7 @@ from legorl.engine.base import Finish, ReplyParser, Sample, Sampling, TokenEngin
 from legorl.errors import EngineError, InfrastructureError, ProxyError
 from legorl.harness.base import Speaker, ThreadKind
 from legorl.proxy.align import Turn
+from legorl.proxy.body import BodyReader
 from legorl.proxy.ledger import Ledger, Plan, thread_name
 from legorl.proxy.messages import ChatRequest, Json, Message, Reply, Role, ToolUse
 from legorl.proxy.refusal import Reason, Refusal, invalid
@@ -41,6 +42,8 @@ class Serving:
 
 @dataclass(eq=False)
 class _Flight:
+    key: object
+    """What a request must equal to share the answer."""
     task: asyncio.Task[tuple[Turn, Reply]]
     waiting: int = 0
 
@@ -61,6 +64,7 @@ class Session:
     ) -> None:
         self.trial = trial
         self.token = secrets.token_urlsafe(24)
+        self.bodies = BodyReader()
         self.ledger = Ledger(trial, serving.renderer)
         self.mark: str | None = None
         """Budget that ran out: `turn_limit`, `token_limit` or `context_overflow` (names of terminations)."""
@@ -75,7 +79,8 @@ class Session:
         self._turn_limit = turn_limit
         self._trial_tokens = trial_tokens
         self._new_call_id = new_call_id or (lambda: secrets.token_hex(12))
-        self._flights: dict[object, _Flight] = {}
+        self._flights: list[_Flight] = []
+        """Few, and compared by equality: a long history differs early or is made of the same objects."""
         self._tasks: set[asyncio.Task[tuple[Turn, Reply]]] = set()
         self._closed = False
         self._requests = 0
@@ -103,7 +108,7 @@ class Session:
         self._refuse_when_over()
         self._note_wishes(request.wishes)
         key = (thread_name(speaker), request.tools_key, request.messages)
-        flight = self._flights.get(key)
+        flight = next((flight for flight in self._flights if flight.key == key), None)
         if flight is None:
             main = speaker.kind is ThreadKind.MAIN
             plan, sampling = self._reserve(request, speaker, main)
@@ -112,9 +117,10 @@ class Session:
             task = asyncio.create_task(
                 self._sample(plan, sampling, request_id, call_id_prefix, main), name=request_id
             )
-            flight = self._flights[key] = _Flight(task)
+            flight = _Flight(key, task)
+            self._flights.append(flight)
             self._tasks.add(task)
-            task.add_done_callback(lambda done: self._landed(key, done))
+            task.add_done_callback(self._landed)
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -125,8 +131,7 @@ class Session:
         finally:
             flight.waiting -= 1
             if flight.waiting == 0 and not flight.task.done():
-                if self._flights.get(key) is flight:
-                    del self._flights[key]
+                self._flights.remove(flight)
                 flight.task.cancel()
 
     async def close(self) -> Ledger:
@@ -143,11 +148,9 @@ class Session:
         self.failure = self.failure or error
         self.ended.set()
 
-    def _landed(self, key: object, task: asyncio.Task[tuple[Turn, Reply]]) -> None:
+    def _landed(self, task: asyncio.Task[tuple[Turn, Reply]]) -> None:
         self._tasks.discard(task)
-        flight = self._flights.get(key)
-        if flight is not None and flight.task is task:
-            del self._flights[key]
+        self._flights = [flight for flight in self._flights if flight.task is not task]
         if not task.cancelled():
             task.exception()  # seen here, in case no client is left to see it
 

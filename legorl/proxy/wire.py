@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from legorl.proxy.body import Element
 from legorl.proxy.messages import ChatRequest, Json, Reply
 from legorl.proxy.refusal import Refusal, invalid
 
@@ -96,12 +97,13 @@ def want_flag(value: Json, where: str) -> bool:
 def read_each(values: Json, where: str, read: Callable[[Json], T]) -> list[T]:
     """Read the items of a list ([] for null); a refusal from inside one is given its place.
 
-    Places are put together only when something is wrong: a long history is read on every request.
+    `read` depends on its argument alone: what it made of an element is kept for the next request. Places are
+    put together only when something is wrong: a long history is read on every request.
     """
     items: list[T] = []
     try:
         for value in want_list([] if values is None else values, where):
-            items.append(read(value))
+            items.append(value.read_with(read) if isinstance(value, Element) else read(value))
     except Refusal as refusal:
         if isinstance(values, list):
             raise invalid(f"{where}[{len(items)}].{refusal.message}") from None

@@ -1,10 +1,18 @@
 """The HTTP side of the proxy: an ASGI application with one prefix and one token per trial.
 
-    POST /t/{trial}/v1/chat/completions    POST /t/{trial}/v1/messages
-    GET  /t/{trial}/v1/models              POST /t/{trial}/v1/messages/count_tokens
+    POST /t/{trial}/v1/messages            POST /t/{trial}/v1/messages/count_tokens
+    POST /t/{trial}/v1/chat/completions
+    POST /t/{trial}/v1/responses           POST /t/{trial}/v1/responses/input_tokens
+    GET  /t/{trial}/v1/models
 
 Invariants: nothing is answered without a trial's token, unknown paths included; opening, closing and reading
 a trial are methods of `Proxy` and have no route. Errors come in the shape of the wire that was addressed.
+
+A client hears something every `heartbeat_s`, also one that does not stream: white space goes out before the
+JSON. With the first byte the status is spent. An error behind it ends a stream with the protocol's error
+event; a JSON answer is cut off instead, which no client can take for a reply: it sees a broken connection,
+asks again, and is told the error then, since only an engine, a proxy or a trial that has ended for good
+fails so late.
 """
 
 from __future__ import annotations
@@ -12,17 +20,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from legorl.errors import ProxyError
-from legorl.proxy.messages import Json
+from legorl.proxy.messages import ChatRequest, Json, Reply
 from legorl.proxy.refusal import Reason, Refusal, invalid
 from legorl.proxy.session import Session
+from legorl.proxy.sessions import Sessions
 from legorl.proxy.wire import WireFormat, compact
 from legorl.proxy.wire_anthropic import Anthropic
 from legorl.proxy.wire_openai_chat import OpenAIChat
+from legorl.proxy.wire_openai_responses import OpenAIResponses
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]
@@ -33,18 +42,24 @@ Headers = Mapping[str, str]
 BODY_LIMIT = 32 << 20
 DRAIN_LIMIT = 4 * BODY_LIMIT
 HEARTBEAT_S = 10.0
-"""Silence on a stream before something is sent; clients give up after 120 s, middle boxes after less."""
+"""Silence before something is sent; clients give up after 120 s, middle boxes after less."""
+BODY_TIMEOUT_S = 60.0
+"""For a request's body to arrive."""
+HEADER_LIMIT = 200
 
 _PATH = re.compile(r"/t/([^/]+)/v1/(.+?)/?")
-_OPENAI = OpenAIChat()
 _ANTHROPIC = Anthropic()
+_CHAT = OpenAIChat()
+_RESPONSES = OpenAIResponses()
+_JSON = ((b"content-type", b"application/json"),)
+_STREAM = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
 _log = logging.getLogger(__name__)
 
 
 class App:
     """The ASGI application over the sessions of a proxy."""
 
-    def __init__(self, sessions: Mapping[str, Session], heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(self, sessions: Sessions, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._sessions = sessions
         self._heartbeat_s = heartbeat_s
 
@@ -55,131 +70,139 @@ class App:
         headers = {k.decode("latin-1").lower(): v.decode("latin-1") for k, v in scope["headers"]}
         match = _PATH.fullmatch(scope["path"])
         endpoint = match[2] if match else ""
-        anthropic = endpoint.startswith("messages") or "anthropic-version" in headers
-        wire: WireFormat = _ANTHROPIC if anthropic else _OPENAI
-        answer = _Answer(send)
+        answer = _Answer(_wire_of(endpoint, headers), send)
         session: Session | None = None
         try:
-            session = self._authenticate(match[1] if match else "", headers)
+            if len(scope["headers"]) > HEADER_LIMIT:
+                raise Refusal(Reason.HEADERS, f"more than {HEADER_LIMIT} headers")
+            session = self._sessions.authenticate(match[1] if match else "", _tokens(headers))
             method, handler = self._route(endpoint)
             if scope["method"] != method:
                 raise Refusal(Reason.METHOD, f"{scope['method']} is not allowed here, only {method} is")
-            await handler(session, wire, headers, receive, answer)
+            await handler(session, headers, receive, answer)
         except Refusal as refusal:
-            await answer.error(wire, refusal)
+            await answer.error(refusal)
         except RecursionError:
-            await answer.error(wire, invalid("the body is nested too deeply"))
+            await answer.error(invalid("the body is nested too deeply"))
         except Exception as error:  # a bug of ours: it must exclude the trial, and the harness gets its 500
             if session is not None:
                 session.fail(ProxyError(f"Trial {session.trial}: {endpoint}: {error!r}"))
             _log.exception("request failed")
-            await answer.error(wire, Refusal(Reason.BROKEN, "the proxy failed"))
+            await answer.error(Refusal(Reason.BROKEN, "the proxy failed"))
 
-    def _authenticate(self, trial: str, headers: Headers) -> Session:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
-        tokens = [token.encode("latin-1") for token in given if token]
-        session = self._sessions.get(trial)
-        if session is not None and any(
-            secrets.compare_digest(session.token.encode(), token) for token in tokens
-        ):
-            return session
-        if any(other.token.encode() in tokens for other in self._sessions.values()):
-            raise Refusal(Reason.FORBIDDEN, "this token is not for this address")
-        raise Refusal(Reason.UNAUTHENTICATED, "missing or invalid token")
-
-    def _route(self, endpoint: str) -> tuple[str, Callable[..., Awaitable[None]]]:
+    def _route(self, endpoint: str) -> tuple[str, Handler]:
         match endpoint:
-            case "chat/completions" | "messages":
+            case "messages" | "chat/completions" | "responses":
                 return "POST", self._complete
-            case "messages/count_tokens":
+            case "messages/count_tokens" | "responses/input_tokens":
                 return "POST", self._count_tokens
             case "models":
                 return "GET", self._models
         raise Refusal(Reason.NOT_FOUND, f"/v1/{endpoint} does not exist")
 
-    async def _models(
-        self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
-    ) -> None:
-        model = {"id": "policy", "object": "model", "created": 0, "owned_by": "legorl"}
-        model |= {"type": "model", "display_name": "policy", "created_at": "1970-01-01T00:00:00Z"}
-        page = {"has_more": False, "first_id": "policy", "last_id": "policy"}
-        await answer.json(200, {"object": "list", "data": [model], **page})
+    async def _models(self, session: Session, headers: Headers, receive: Receive, answer: _Answer) -> None:
+        await answer.json(200, answer.wire.models())
 
     async def _count_tokens(
-        self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
+        self, session: Session, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
-        body = session.bodies.read(await _read_body(receive))
-        count = session.count_tokens(wire.parse(body), session.speaker(headers, body))
-        await answer.json(200, {"input_tokens": count})
+        body = session.bodies.read(await _read_body(headers, receive))
+        count = session.count_tokens(answer.wire.parse(body), session.speaker(headers, body))
+        await answer.json(200, answer.wire.token_count(count))
 
-    async def _complete(
-        self, session: Session, wire: WireFormat, headers: Headers, receive: Receive, answer: _Answer
-    ) -> None:
-        body = session.bodies.read(await _read_body(receive))
-        request = wire.parse(body)
+    async def _complete(self, session: Session, headers: Headers, receive: Receive, answer: _Answer) -> None:
+        body = session.bodies.read(await _read_body(headers, receive))
+        request = answer.request = answer.wire.parse(body)
         speaker = session.speaker(headers, body)
-        sampling = asyncio.create_task(session.complete(request, speaker, wire.call_id_prefix))
+        sampling = asyncio.create_task(session.complete(request, speaker, answer.wire.call_id_prefix))
         gone = asyncio.create_task(_disconnect(receive))
         try:
             while not sampling.done():
-                silence = self._heartbeat_s if request.stream else None
-                await asyncio.wait({sampling, gone}, timeout=silence, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {sampling, gone}, timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED
+                )
                 if gone.done():
                     return
                 if not sampling.done():
-                    await answer.stream(wire.heartbeat)
+                    await answer.heartbeat(request)
             turn, reply = await sampling
             # Once the last byte is out the server reports the client as gone: look before.
             turn.delivered = turn.delivered or not gone.done()
-            if request.stream:
-                await answer.stream(b"".join(wire.events(reply, request)))
-                await answer.end()
-            else:
-                await answer.json(200, wire.reply(reply, request))
+            await answer.reply(reply, request)
         finally:
             for task in (sampling, gone):
                 task.cancel()
             await asyncio.gather(sampling, gone, return_exceptions=True)
 
 
+Handler = Callable[[Session, Headers, Receive, "_Answer"], Awaitable[None]]
+
+
 class _Answer:
     """One HTTP response: a JSON document or a stream of events."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, wire: WireFormat, send: Send) -> None:
+        self.wire = wire
+        self.request: ChatRequest | None = None
+        """Of a completion, once it is understood."""
         self._send = send
-        self._streaming = False
+        self._beats = 0
+
+    async def heartbeat(self, request: ChatRequest) -> None:
+        """Keep the client waiting."""
+        if not self._beats:
+            await self._start(200, _STREAM if request.stream else _JSON)
+        await self._body(self.wire.heartbeat(request, self._beats) if request.stream else b" ", more=True)
+        self._beats += 1
+
+    async def reply(self, reply: Reply, request: ChatRequest) -> None:
+        """Answer a completion."""
+        if request.stream:
+            await self._stream(b"".join(self.wire.events(reply, request, self._beats)))
+        elif self._beats:
+            await self._body(compact(self.wire.reply(reply, request)), more=False)
+        else:
+            await self.json(200, self.wire.reply(reply, request))
+
+    async def error(self, refusal: Refusal) -> None:
+        """Say why there is no answer."""
+        request, beats = self.request, self._beats
+        if request is not None and request.stream and (beats or self.wire.refuses_in_stream(refusal.reason)):
+            await self._stream(self.wire.error_event(refusal, request, beats))
+        elif not beats:  # behind a beat the answer stays unfinished, and the server cuts the connection
+            headers = [(b"x-should-retry", b"false")]  # both official clients obey it
+            if refusal.reason in (Reason.TOO_LARGE, Reason.TIMEOUT):
+                headers.append((b"connection", b"close"))  # the rest of the body is not read
+            await self.json(refusal.reason.status, self.wire.error(refusal), headers)
 
     async def json(self, status: int, value: Json, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Answer with a document."""
         data = compact(value)
-        length = (b"content-length", str(len(data)).encode())
-        await self._start(status, [(b"content-type", b"application/json"), length, *headers])
+        await self._start(status, [*_JSON, (b"content-length", str(len(data)).encode()), *headers])
         await self._body(data, more=False)
 
-    async def stream(self, data: bytes) -> None:
-        if not self._streaming:
-            kind = (b"content-type", b"text/event-stream; charset=utf-8")
-            await self._start(200, [kind, (b"cache-control", b"no-cache")])
-            self._streaming = True
-        await self._body(data, more=True)
-
-    async def end(self) -> None:
-        await self._body(b"", more=False)
-
-    async def error(self, wire: WireFormat, refusal: Refusal) -> None:
-        if self._streaming:
-            await self._body(wire.error_event(refusal), more=False)
-            return
-        headers = [(b"x-should-retry", b"false")]  # both official clients obey it
-        if refusal.reason is Reason.TOO_LARGE:
-            headers.append((b"connection", b"close"))  # the rest of the body is not read
-        await self.json(refusal.reason.status, wire.error(refusal), headers)
+    async def _stream(self, data: bytes) -> None:
+        if not self._beats:
+            await self._start(200, _STREAM)
+        await self._body(data, more=False)
 
     async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
 
     async def _body(self, data: bytes, *, more: bool) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _wire_of(endpoint: str, headers: Headers) -> WireFormat:
+    if endpoint.startswith("messages") or "anthropic-version" in headers:
+        return _ANTHROPIC
+    return _RESPONSES if endpoint.startswith("responses") else _CHAT
+
+
+def _tokens(headers: Headers) -> list[str]:
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+    return [token for token in given if token]
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -187,7 +210,18 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def _read_body(headers: Headers, receive: Receive) -> bytes:
+    encoding = headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Refusal(Reason.ENCODING, f"content-encoding: {encoding!r} is not supported, send plain JSON")
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read_whole(receive)
+    except TimeoutError:
+        raise Refusal(Reason.TIMEOUT, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+
+
+async def _read_whole(receive: Receive) -> bytes:
     chunks, size, more = [], 0, True
     while more:
         event = await receive()

@@ -16,11 +16,11 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.server import ServerState
 
 from legorl.engine.base import ReplyParser, Sampling, TokenEngine
-from legorl.errors import ProxyError
 from legorl.proxy.app import HEARTBEAT_S, App
 from legorl.proxy.ledger import Ledger
 from legorl.proxy.render import Renderer
 from legorl.proxy.session import Serving, Session, SpeakerOf
+from legorl.proxy.sessions import Sessions
 
 DETACH_TIMEOUT_S = 1.0
 """Answers under way get this long to end by themselves, and again when their client is cut off."""
@@ -75,7 +75,7 @@ class Proxy:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._serving = Serving(engine, renderer, parser, context_tokens)
-        self._sessions: dict[str, Session] = {}
+        self._sessions = Sessions()
         self._listeners: dict[socket.socket, _Listener] = {}
         self._config = uvicorn.Config(
             App(self._sessions, heartbeat_s),
@@ -112,8 +112,6 @@ class Proxy:
         Raises:
             ProxyError: the trial is open already.
         """
-        if trial_id in self._sessions:
-            raise ProxyError(f"Trial {trial_id} is open already.")
         session = Session(
             trial_id,
             self._serving,
@@ -123,7 +121,7 @@ class Proxy:
             trial_tokens=trial_tokens,
             new_call_id=new_call_id,
         )
-        self._sessions[trial_id] = session
+        self._sessions.add(session)
         return session
 
     async def close(self, trial_id: str) -> Ledger:
@@ -132,10 +130,7 @@ class Proxy:
         Raises:
             ProxyError: no such trial is open.
         """
-        session = self._sessions.pop(trial_id, None)
-        if session is None:
-            raise ProxyError(f"Trial {trial_id} is not open.")
-        return await session.close()
+        return await self._sessions.remove(trial_id).close()
 
     async def attach(self, sock: socket.socket) -> None:
         """Serve on this listening socket too. The proxy owns it until `detach`."""
@@ -153,7 +148,7 @@ class Proxy:
 
     async def aclose(self) -> None:
         """Close every trial and every socket. The engine is not the proxy's to close."""
-        for trial_id in list(self._sessions):
+        for trial_id in self._sessions:
             await self.close(trial_id)
         for sock in list(self._listeners):
             await self.detach(sock)

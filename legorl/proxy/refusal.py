@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+_LENGTH = 1000
+
 
 class Reason(Enum):
     """Name and HTTP status of a refusal."""
@@ -15,7 +17,11 @@ class Reason(Enum):
     FORBIDDEN = ("forbidden", 403)
     NOT_FOUND = ("not_found", 404)
     METHOD = ("method", 405)
+    TIMEOUT = ("timeout", 408)
+    """The client stopped sending in the middle of a request."""
     TOO_LARGE = ("too_large", 413)
+    ENCODING = ("encoding", 415)
+    HEADERS = ("headers", 431)
     BROKEN = ("broken", 500)
     """The engine or the proxy failed, or the trial is closing; asking again cannot help."""
 
@@ -29,9 +35,10 @@ class Refusal(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
+        self.message = message if len(message) <= _LENGTH else message[:_LENGTH] + "…"
+        """Cut: it may quote what a client sent."""
+        super().__init__(self.message)
         self.reason = reason
-        self.message = message
 
 
 def invalid(message: str) -> Refusal:

@@ -1,22 +1,25 @@
 """What a wire format is, and the checks that all of them share.
 
 A wire is one file that parses a request into `messages.ChatRequest` and renders replies, streams and errors
-from the same model. It holds no state.
+from the same model. It holds no state: what a stream has said before, it is told as a count of heartbeats.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from legorl.proxy.body import Element
-from legorl.proxy.messages import ChatRequest, Json, Reply
-from legorl.proxy.refusal import Refusal, invalid
+from legorl.proxy.messages import ChatRequest, Json, Message, Reply
+from legorl.proxy.refusal import Reason, Refusal, invalid
 
 T = TypeVar("T")
 
+_NO_CHOICE = ("auto", {"type": "auto"})
+_WISH_LENGTH = 500
 PLACEHOLDER = "[{} omitted: this model reads text only]"
 
 
@@ -25,8 +28,6 @@ class WireFormat(ABC):
 
     call_id_prefix: str
     """Tool-call ids are issued with the protocol's customary prefix."""
-    heartbeat: bytes
-    """Bytes that keep a stream alive and mean nothing."""
 
     @abstractmethod
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
@@ -37,21 +38,48 @@ class WireFormat(ABC):
         """The body of a reply that is not streamed."""
 
     @abstractmethod
-    def events(self, reply: Reply, request: ChatRequest) -> Iterator[bytes]:
-        """The server-sent events of a streamed reply."""
+    def heartbeat(self, request: ChatRequest, beats: int) -> bytes:
+        """Events that keep a stream alive and change nothing; `beats` went out before."""
+
+    @abstractmethod
+    def events(self, reply: Reply, request: ChatRequest, beats: int = 0) -> Iterator[bytes]:
+        """The server-sent events of a streamed reply, behind `beats` heartbeats."""
 
     @abstractmethod
     def error(self, refusal: Refusal) -> Json:
         """The body of an error."""
 
     @abstractmethod
-    def error_event(self, refusal: Refusal) -> bytes:
-        """An error that comes after a stream has begun."""
+    def error_event(self, refusal: Refusal, request: ChatRequest, beats: int = 0) -> bytes:
+        """An error at the end of a stream, behind `beats` heartbeats."""
+
+    def refuses_in_stream(self, reason: Reason) -> bool:
+        """Whether clients of a stream know this error only as an event, and not as an HTTP status."""
+        return False
+
+    @abstractmethod
+    def token_count(self, count: int) -> Json:
+        """The body of an answer to the protocol's question how long a prompt is."""
+
+    @abstractmethod
+    def models(self) -> Json:
+        """The list of models: one, though any name is accepted."""
 
 
 def compact(value: Json) -> bytes:
     """JSON as it goes over the wire."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def sse(value: Json, name: str = "") -> bytes:
+    """One server-sent event."""
+    data = b"data: " + compact(value) + b"\n\n"
+    return f"event: {name}\n".encode() + data if name else data
+
+
+def has_text(message: Message) -> bool:
+    """Whether a reply's text is worth a block of its own."""
+    return bool(message.text.strip()) if message.calls or message.reasoning else bool(message.text)
 
 
 def want_list(value: Json, where: str) -> Sequence[Json]:
@@ -121,4 +149,29 @@ def want_messages(body: Mapping[str, Json]) -> Sequence[Json]:
 
 def wishes_of(body: Mapping[str, Json], names: Mapping[str, str]) -> dict[str, Json]:
     """The sampling parameters a body asks for; `names` maps the wire's names to ours."""
-    return {ours: body[theirs] for theirs, ours in names.items() if body.get(theirs) is not None}
+    wishes = {ours: body[theirs] for theirs, ours in names.items() if body.get(theirs) is not None}
+    if wishes.get("tool_choice") in _NO_CHOICE:
+        del wishes["tool_choice"]
+    return {name: _for_the_record(value) for name, value in wishes.items()}
+
+
+def note_withheld(wishes: dict[str, Json], withheld: Sequence[str], offered: int) -> None:
+    """Put tools that only a provider can run or describe among the wishes: the policy is not offered them.
+
+    Raises:
+        Refusal: they are all the request has: it can only be answered with their results.
+    """
+    if withheld and not offered:
+        raise invalid(f"tools: {', '.join(withheld)}: defined by a provider, which this endpoint is not")
+    if withheld:
+        wishes["withheld_tools"] = _for_the_record(sorted(withheld))
+
+
+def _for_the_record(value: Json) -> Json:
+    """A wish as it is kept: whatever a client sends, small and valid JSON."""
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) > _WISH_LENGTH:
+        return text[:_WISH_LENGTH] + "…"
+    return value if isinstance(value, str | list | dict) else text

@@ -26,8 +26,10 @@ from legorl.proxy.refusal import Reason, Refusal, invalid
 from legorl.proxy.wire import (
     PLACEHOLDER,
     WireFormat,
-    compact,
+    has_text,
+    note_withheld,
     read_each,
+    sse,
     want_flag,
     want_messages,
     want_name,
@@ -51,7 +53,10 @@ _ERROR_TYPES = {
     Reason.FORBIDDEN: "permission_error",
     Reason.NOT_FOUND: "not_found_error",
     Reason.METHOD: "invalid_request_error",
+    Reason.TIMEOUT: "invalid_request_error",
     Reason.TOO_LARGE: "request_too_large",
+    Reason.ENCODING: "invalid_request_error",
+    Reason.HEADERS: "invalid_request_error",
     Reason.BROKEN: "api_error",
 }
 _SIGNATURE = "c2lnbmVk"
@@ -62,7 +67,6 @@ class Anthropic(WireFormat):
     """The wire of Claude Code."""
 
     call_id_prefix = "toolu_"
-    heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
         """See `WireFormat.parse`."""
@@ -73,12 +77,16 @@ class Anthropic(WireFormat):
         messages = [message for several in shown for message in several]
         if not messages:
             raise invalid("messages: nothing but volatile lines")
+        tools = read_each(body.get("tools"), "tools", _tool)
+        offered = tuple(tool for tool in tools if isinstance(tool, Tool))
+        wishes = wishes_of(body, _WISHES)
+        note_withheld(wishes, [tool for tool in tools if isinstance(tool, str)], len(offered))
         return ChatRequest(
             messages=order_results(messages),
-            tools=tuple(read_each(body.get("tools"), "tools", _tool)),
+            tools=offered,
             model=want_text(body.get("model"), "model"),
             stream=want_flag(body.get("stream"), "stream"),
-            wishes=wishes_of(body, _WISHES),
+            wishes=wishes,
         )
 
     def reply(self, reply: Reply, request: ChatRequest) -> Json:
@@ -91,7 +99,11 @@ class Anthropic(WireFormat):
             "usage": _usage(reply, reply.completion_tokens),
         }
 
-    def events(self, reply: Reply, request: ChatRequest) -> Iterator[bytes]:
+    def heartbeat(self, request: ChatRequest, beats: int) -> bytes:
+        """See `WireFormat.heartbeat`."""
+        return _event("ping")
+
+    def events(self, reply: Reply, request: ChatRequest, beats: int = 0) -> Iterator[bytes]:
         """See `WireFormat.events`."""
         start = {**_head(reply, request), "content": [], "stop_reason": None, "stop_sequence": None}
         yield _event("message_start", message={**start, "usage": _usage(reply, 0)})
@@ -102,7 +114,7 @@ class Anthropic(WireFormat):
                 {"type": "signature_delta", "signature": _SIGNATURE},
             ]
             blocks.append(({"type": "thinking", "thinking": "", "signature": ""}, deltas))
-        if _has_text(reply.message):
+        if has_text(reply.message):
             delta = {"type": "text_delta", "text": reply.message.text}
             blocks.append(({"type": "text", "text": ""}, [delta]))
         for call in reply.message.calls:
@@ -124,9 +136,19 @@ class Anthropic(WireFormat):
             message = f"prompt is too long: {message}"
         return {"type": "error", "error": {"type": _ERROR_TYPES[refusal.reason], "message": message}}
 
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error_event(self, refusal: Refusal, request: ChatRequest, beats: int = 0) -> bytes:
         """See `WireFormat.error_event`."""
-        return b"event: error\ndata: " + compact(self.error(refusal)) + b"\n\n"
+        return sse(self.error(refusal), "error")
+
+    def token_count(self, count: int) -> Json:
+        """See `WireFormat.token_count`."""
+        return {"input_tokens": count}
+
+    def models(self) -> Json:
+        """See `WireFormat.models`."""
+        model = {"type": "model", "id": "policy", "display_name": "policy", "lifecycle": "active"}
+        model["created_at"] = "1970-01-01T00:00:00Z"
+        return {"data": [model], "has_more": False, "first_id": "policy", "last_id": "policy"}
 
 
 def _system(value: Json, where: str) -> Sequence[Message]:
@@ -213,10 +235,12 @@ def _block_text(value: Json) -> str:
     raise invalid(f"type: {item.get('type')!r} is not supported")
 
 
-def _tool(value: Json) -> Tool:
+def _tool(value: Json) -> Tool | str:
+    """A tool, or the type of one that is not offered."""
     item = want_object(value, "tool")
-    if item.get("type") not in (None, "custom"):
-        raise invalid(f"type: {item['type']!r} is run by the provider and not supported")
+    kind = want_text(item.get("type"), "type")
+    if kind not in ("", "custom"):
+        return kind
     return Tool(
         name=want_name(item.get("name"), "name"),
         description=want_text(item.get("description"), "description"),
@@ -224,15 +248,11 @@ def _tool(value: Json) -> Tool:
     )
 
 
-def _has_text(message: Message) -> bool:
-    return bool(message.text.strip()) if message.calls or message.reasoning else bool(message.text)
-
-
 def _blocks(message: Message) -> list[Json]:
     blocks: list[Json] = []
     if message.reasoning:
         blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": _SIGNATURE})
-    if _has_text(message):
+    if has_text(message):
         blocks.append({"type": "text", "text": message.text})
     for call in message.calls:
         blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)})
@@ -268,4 +288,4 @@ def _head(reply: Reply, request: ChatRequest) -> dict[str, Json]:
 
 
 def _event(name: str, **fields: Json) -> bytes:
-    return f"event: {name}\n".encode() + b"data: " + compact({"type": name, **fields}) + b"\n\n"
+    return sse({"type": name, **fields}, name)

@@ -1,10 +1,15 @@
-"""OpenAI Chat Completions: `/v1/chat/completions`."""
+"""OpenAI Chat Completions: `/v1/chat/completions`.
+
+Before there were tools the protocol had functions: one call per reply, without an id. A client that offers
+`functions` gets its replies so; its history is read with the function's name in the id's place.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from legorl.engine.base import Finish
 from legorl.proxy.messages import (
@@ -18,12 +23,12 @@ from legorl.proxy.messages import (
     join_texts,
     order_results,
 )
-from legorl.proxy.refusal import Reason, Refusal, invalid
+from legorl.proxy.refusal import Refusal, invalid
 from legorl.proxy.wire import (
     PLACEHOLDER,
-    WireFormat,
-    compact,
+    note_withheld,
     read_each,
+    sse,
     want_flag,
     want_messages,
     want_name,
@@ -31,6 +36,7 @@ from legorl.proxy.wire import (
     want_text,
     wishes_of,
 )
+from legorl.proxy.wire_openai import OpenAI
 
 _ROLES = {
     "system": Role.SYSTEM,
@@ -38,6 +44,7 @@ _ROLES = {
     "user": Role.USER,
     "assistant": Role.ASSISTANT,
     "tool": Role.TOOL,
+    "function": Role.TOOL,
 }
 _WISHES = {
     "temperature": "temperature",
@@ -53,24 +60,17 @@ _WISHES = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-_ERROR_TYPES: dict[Reason, tuple[str, str | None]] = {
-    Reason.INVALID: ("invalid_request_error", None),
-    Reason.OVERFLOW: ("invalid_request_error", "context_length_exceeded"),
-    Reason.UNAUTHENTICATED: ("authentication_error", "invalid_api_key"),
-    Reason.FORBIDDEN: ("permission_error", "permission_denied"),
-    Reason.NOT_FOUND: ("invalid_request_error", "not_found"),
-    Reason.METHOD: ("invalid_request_error", "method_not_allowed"),
-    Reason.TOO_LARGE: ("invalid_request_error", "request_too_large"),
-    Reason.BROKEN: ("server_error", "engine_failure"),
-}
 _OMITTED = {"image_url": "image", "input_audio": "audio", "file": "file"}
 
 
-class OpenAIChat(WireFormat):
-    """The wire of mini-swe-agent, OpenCode, OpenHands and qwen-code."""
+@dataclass(frozen=True)
+class _Request(ChatRequest):
+    legacy: bool = False
+    """The client offers functions, not tools."""
 
-    call_id_prefix = "call_"
-    heartbeat = b": ping\n\n"
+
+class OpenAIChat(OpenAI):
+    """The wire of mini-swe-agent, OpenCode, OpenHands and qwen-code."""
 
     def parse(self, body: Mapping[str, Json]) -> ChatRequest:
         """See `WireFormat.parse`."""
@@ -78,13 +78,19 @@ class OpenAIChat(WireFormat):
         if body.get("n") not in (None, 1):
             raise invalid("n: only one choice is sampled per request")
         options = want_object(body.get("stream_options") or {}, "stream_options")
-        return ChatRequest(
+        functions = read_each(body.get("functions"), "functions", _function)
+        tools = [*read_each(body.get("tools"), "tools", _tool), *functions]
+        offered = tuple(tool for tool in tools if isinstance(tool, Tool))
+        wishes = wishes_of(body, _WISHES)
+        note_withheld(wishes, [tool for tool in tools if isinstance(tool, str)], len(offered))
+        return _Request(
             messages=order_results(read_each(raw, "messages", _message)),
-            tools=tuple(read_each(body.get("tools"), "tools", _tool)),
+            tools=offered,
             model=want_text(body.get("model"), "model"),
             stream=want_flag(body.get("stream"), "stream"),
             include_usage=want_flag(options.get("include_usage"), "stream_options.include_usage"),
-            wishes=wishes_of(body, _WISHES),
+            wishes=wishes,
+            legacy=bool(functions),
         )
 
     def reply(self, reply: Reply, request: ChatRequest) -> Json:
@@ -92,19 +98,26 @@ class OpenAIChat(WireFormat):
         message: dict[str, Json] = {"role": "assistant", "content": _content(reply.message), "refusal": None}
         if reply.message.reasoning:
             message["reasoning_content"] = reply.message.reasoning
-        if reply.message.calls:
+        if reply.message.calls and _is_legacy(request):
+            message["function_call"] = _function_call(reply.message.calls[0])
+        elif reply.message.calls:
             message["tool_calls"] = [_call(call) for call in reply.message.calls]
-        choice = {"index": 0, "message": message, "finish_reason": _finish_reason(reply), "logprobs": None}
+        finish = _finish_reason(reply, request)
+        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
         head = _head(reply, request, "chat.completion")
         return {**head, "choices": [choice], "usage": _usage(reply)}
 
-    def events(self, reply: Reply, request: ChatRequest) -> Iterator[bytes]:
+    def heartbeat(self, request: ChatRequest, beats: int) -> bytes:
+        """See `WireFormat.heartbeat`."""
+        return b": ping\n\n"
+
+    def events(self, reply: Reply, request: ChatRequest, beats: int = 0) -> Iterator[bytes]:
         """See `WireFormat.events`."""
         head = _head(reply, request, "chat.completion.chunk")
 
         def chunk(delta: Json, finish: str | None = None) -> bytes:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return _event({**head, "choices": [choice]})
+            return sse({**head, "choices": [choice]})
 
         yield chunk({"role": "assistant", "content": ""})
         if reply.message.reasoning:
@@ -112,23 +125,22 @@ class OpenAIChat(WireFormat):
         text = _content(reply.message)
         if text:
             yield chunk({"content": text})
-        for index, call in enumerate(reply.message.calls):
+        calls = reply.message.calls
+        if calls and _is_legacy(request):
+            yield chunk({"function_call": _function_call(calls[0])})
+            calls = ()
+        for index, call in enumerate(calls):
             opened = {**_call(call), "index": index, "function": {"name": call.name, "arguments": ""}}
             yield chunk({"tool_calls": [opened]})
             yield chunk({"tool_calls": [{"index": index, "function": {"arguments": call.arguments}}]})
-        yield chunk({}, _finish_reason(reply))
+        yield chunk({}, _finish_reason(reply, request))
         if request.include_usage:
-            yield _event({**head, "choices": [], "usage": _usage(reply)})
+            yield sse({**head, "choices": [], "usage": _usage(reply)})
         yield b"data: [DONE]\n\n"
 
-    def error(self, refusal: Refusal) -> Json:
-        """See `WireFormat.error`."""
-        kind, code = _ERROR_TYPES[refusal.reason]
-        return {"error": {"message": refusal.message, "type": kind, "param": None, "code": code}}
-
-    def error_event(self, refusal: Refusal) -> bytes:
+    def error_event(self, refusal: Refusal, request: ChatRequest, beats: int = 0) -> bytes:
         """See `WireFormat.error_event`."""
-        return _event(self.error(refusal))
+        return sse(self.error(refusal))
 
 
 def _message(value: Json) -> Message:
@@ -138,13 +150,18 @@ def _message(value: Json) -> Message:
         raise invalid(f"role: {item['role']!r} is not one of {', '.join(_ROLES)}")
     text = _text(item.get("content"))
     if role is Role.TOOL:
-        return Message(role, text, call_id=want_name(item.get("tool_call_id"), "tool_call_id"))
+        place = "name" if item["role"] == "function" else "tool_call_id"
+        return Message(role, text, call_id=want_name(item.get(place), place))
     if role is not Role.ASSISTANT:
         return Message(role, text)
+    calls = read_each(item.get("tool_calls"), "tool_calls", _tool_use)
+    if item.get("function_call"):
+        function = want_object(item["function_call"], "function_call")
+        calls.append(_called(function, want_name(function.get("name"), "function_call.name")))
     return Message(
         role,
         text,
-        calls=tuple(read_each(item.get("tool_calls"), "tool_calls", _tool_use)),
+        calls=tuple(calls),
         reasoning=want_text(item.get("reasoning_content") or item.get("reasoning"), "reasoning_content"),
     )
 
@@ -168,27 +185,38 @@ def _part(value: Json) -> str:
 
 def _tool_use(value: Json) -> ToolUse:
     item = want_object(value, "call")
-    function = want_object(item.get("function"), "function")
+    return _called(want_object(item.get("function"), "function"), want_name(item.get("id"), "id"))
+
+
+def _called(function: Mapping[str, Json], call_id: str) -> ToolUse:
     arguments = function.get("arguments")
     if isinstance(arguments, dict):  # some clients send the object itself
         arguments = json.dumps(arguments, ensure_ascii=False)
     return ToolUse(
-        id=want_name(item.get("id"), "id"),
+        id=call_id,
         name=want_text(function.get("name"), "function.name"),
         arguments=want_text(arguments, "function.arguments"),
     )
 
 
-def _tool(value: Json) -> Tool:
+def _tool(value: Json) -> Tool | str:
+    """A tool, or the type of one that is not offered."""
     item = want_object(value, "tool")
-    if item.get("type", "function") != "function":
-        raise invalid(f"type: {item['type']!r} is not supported, only functions are")
-    function = want_object(item.get("function"), "function")
+    kind = want_text(item.get("type"), "type")
+    return kind if kind not in ("", "function") else _function(item.get("function"))
+
+
+def _function(value: Json) -> Tool:
+    function = want_object(value, "function")
     return Tool(
         name=want_name(function.get("name"), "function.name"),
         description=want_text(function.get("description"), "function.description"),
         parameters=want_object(function.get("parameters") or {}, "function.parameters"),
     )
+
+
+def _is_legacy(request: ChatRequest) -> bool:
+    return isinstance(request, _Request) and request.legacy
 
 
 def _content(message: Message) -> str | None:
@@ -198,17 +226,19 @@ def _content(message: Message) -> str | None:
 
 
 def _call(call: ToolUse) -> dict[str, Json]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
+    return {"id": call.id, "type": "function", "function": _function_call(call)}
 
 
-def _finish_reason(reply: Reply) -> str:
+def _function_call(call: ToolUse) -> dict[str, Json]:
+    return {"name": call.name, "arguments": call.arguments}
+
+
+def _finish_reason(reply: Reply, request: ChatRequest) -> str:
     if reply.finish is Finish.LENGTH:
         return "length"
-    return "tool_calls" if reply.message.calls else "stop"
+    if not reply.message.calls:
+        return "stop"
+    return "function_call" if _is_legacy(request) else "tool_calls"
 
 
 def _usage(reply: Reply) -> dict[str, int]:
@@ -221,7 +251,3 @@ def _usage(reply: Reply) -> dict[str, int]:
 
 def _head(reply: Reply, request: ChatRequest, kind: str) -> dict[str, Json]:
     return {"id": f"chatcmpl-{reply.id}", "object": kind, "created": int(time.time()), "model": request.model}
-
-
-def _event(value: Json) -> bytes:
-    return b"data: " + compact(value) + b"\n\n"

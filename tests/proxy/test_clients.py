@@ -143,6 +143,75 @@ async def test_anthropic_conversation_with_tools(stage: Stage, stream: bool) -> 
     assert ledger.wishes == {"max_tokens": [99]}
 
 
+RESPONSES_TOOLS: list = [
+    {"type": "function", **TOOL["function"], "strict": False},
+    {
+        "type": "namespace",
+        "name": "agents",
+        "description": "Helpers.",
+        "tools": [{"type": "function", "name": "spawn", "parameters": {"type": "object"}}],
+    },
+    {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+    {"type": "web_search"},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_conversation_with_tools(stage: Stage, stream: bool) -> None:
+    session = stage.open()
+    calls = [
+        call_text("bash", '{"command": "ls"}'),
+        call_text("agents__spawn", '{"task": "x"}'),
+        call_text("patch", '{"input": "*** Begin"}'),
+    ]
+    stage.script = ["Let me look.\n" + "\n".join(calls), "Done."]
+    client = openai_client(stage, session.token)
+    items: list = [{"role": "user", "content": "Fix it."}]
+
+    async def ask() -> openai.types.responses.Response:
+        wanted = {"model": "any", "instructions": "You help.", "tools": RESPONSES_TOOLS, "store": False}
+        if not stream:
+            return await client.responses.create(input=items, **wanted)
+        async with client.responses.stream(input=items, **wanted) as events:
+            seen = [event async for event in events]
+            assert [event.sequence_number for event in seen] == list(range(len(seen)))
+            return await events.get_final_response()
+
+    first = await ask()
+    assert (first.status, first.output_text, first.model) == ("completed", "Let me look.\n", "any")
+    _, bash, spawn, patch = first.output
+    assert (bash.type, bash.name, bash.arguments) == ("function_call", "bash", '{"command": "ls"}')
+    assert (spawn.type, spawn.namespace, spawn.name) == ("function_call", "agents", "spawn")
+    assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** Begin")
+    items += [item.to_dict() for item in first.output]
+    items += [
+        {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "patched"},
+        {"type": "function_call_output", "call_id": spawn.call_id, "output": "spawned"},
+        {
+            "type": "function_call_output",
+            "call_id": bash.call_id,
+            "output": [{"type": "input_text", "text": "a.py"}, {"type": "input_image", "image_url": "data:"}],
+        },
+    ]
+    counted = await client.responses.input_tokens.count(
+        model="any", input=items, instructions="You help.", tools=RESPONSES_TOOLS
+    )
+    second = await ask()
+    assert (second.output_text, second.status) == ("Done.", "completed")
+    assert second.usage is not None
+    assert second.usage.input_tokens == counted.input_tokens
+    assert second.usage.total_tokens == second.usage.input_tokens + second.usage.output_tokens
+    ledger = await stage.proxy.close("a")
+    assert invariants.check(ledger) == []
+    assert ledger.counts == {"open": 1, "extend": 1}
+    assert ledger.wishes == {"withheld_tools": [["web_search"]]}
+    spans = ledger.rows()[0].calls
+    assert second.usage.input_tokens == spans[1].start
+    assert second.usage.output_tokens == spans[1].end - spans[1].start
+    assert "a.py\n[image omitted: this model reads text only]" in stage.prompts[1]
+    assert stage.prompts[1].index("a.py") < stage.prompts[1].index("spawned")
+
+
 async def test_models(stage: Stage) -> None:
     session = stage.open()
     assert [m.id async for m in openai_client(stage, session.token).models.list()] == ["policy"]

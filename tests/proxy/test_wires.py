@@ -118,8 +118,8 @@ def test_both_shapes_of_a_tool_are_one() -> None:
         ),
         (
             Anthropic(),
-            {"messages": [{"role": "user"}], "tools": [{"type": "web_search"}]},
-            r"tools\[0\]\.type",
+            {"messages": [{"role": "user"}], "tools": [{"type": "web_search_20250305"}]},
+            r"tools: web_search_20250305: defined by a provider",
         ),
         (Anthropic(), {"messages": [{"role": "user"}], "system": 5}, "system: expected a list"),
     ],

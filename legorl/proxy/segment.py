@@ -1,7 +1,8 @@
 """A segment: one growing token sequence, with what the engine said about each token it sampled.
 
-Invariants: arrays only grow at their end or are cut at their end; appending costs the new tokens (amortised);
-tokens enter as context (mask False, NaN, -1) or as a sample of the engine (mask True), never otherwise.
+Invariants: arrays grow at their end or are cut at their end; appending costs the new tokens (amortised), and
+a fork copies no routing; tokens enter as context (mask False, NaN, -1) or as a sample of the engine (mask
+True), never otherwise.
 """
 
 from __future__ import annotations
@@ -10,53 +11,12 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from legorl.engine.base import Sample
+from legorl.proxy.arrays import Blocks, Growing
 
 Ids = NDArray[np.int32]
-_SLACK = 8
-"""Spare capacity is one part in so many: memory stays near the arrays' own bytes."""
-
-
-class Growing:
-    """A numpy array that grows along its first axis."""
-
-    def __init__(self, dtype: DTypeLike, row_shape: tuple[int, ...] = ()) -> None:
-        self._data: NDArray[Any] = np.empty((0, *row_shape), dtype=dtype)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def view(self) -> NDArray[Any]:
-        """The filled part; valid until the next append."""
-        return self._data[: self._length]
-
-    def append(self, rows: NDArray[Any]) -> None:
-        """Add rows at the end."""
-        end = self._reserve(len(rows))
-        self._data[self._length : end] = rows
-        self._length = end
-
-    def fill(self, count: int, value: object) -> None:
-        """Add `count` rows of one value at the end."""
-        end = self._reserve(count)
-        self._data[self._length : end] = value
-        self._length = end
-
-    def cut(self, length: int) -> None:
-        """Forget everything from row `length` on."""
-        self._length = min(self._length, length)
-
-    def _reserve(self, count: int) -> int:
-        end = self._length + count
-        if end > len(self._data):
-            data = np.empty((end + end // _SLACK + 64, *self._data.shape[1:]), dtype=self._data.dtype)
-            data[: self._length] = self._data[: self._length]
-            self._data = data
-        return end
 
 
 class Segment:
@@ -76,7 +36,7 @@ class Segment:
         self.mask = Growing(np.bool_)
         self.logprobs = Growing(np.float32)
         self.versions = Growing(np.int32)
-        self.routing: Growing | None = None
+        self.routing: Blocks | None = None
         self.routed = Growing(np.bool_)
         self.busy = False
         """A request that extends this segment is in flight."""
@@ -117,8 +77,7 @@ class Segment:
         self.append_context(other.tokens.view[:length])
         if other.routing is not None:
             rows = min(length, len(other.routing))
-            self.routing = Growing(other.routing.view.dtype, other.routing.view.shape[1:])
-            self.routing.append(other.routing.view[:rows])
+            self.routing = other.routing.head(rows)
             self.routed.append(other.routed.view[:rows])
 
     @property
@@ -134,7 +93,7 @@ class Segment:
 
     def _append_routing(self, rows: NDArray[Any], start: int) -> None:
         if self.routing is None:
-            self.routing = Growing(rows.dtype, rows.shape[1:])
+            self.routing = Blocks(rows.dtype, rows.shape[1:])
         known = len(self.routing)
         if start > known:  # the engine left some out; they stay marked as not recorded
             self.routing.fill(start - known, 0)

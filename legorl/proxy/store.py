@@ -23,8 +23,9 @@ from legorl.engine.base import Finish
 from legorl.errors import UserError
 from legorl.harness.base import ThreadKind
 from legorl.proxy.align import Node, Turn
+from legorl.proxy.arrays import Blocks
 from legorl.proxy.messages import Json, Tool, message_from_json, message_to_json
-from legorl.proxy.segment import Growing, Segment
+from legorl.proxy.segment import Segment
 from legorl.proxy.transcript import Orphan, Thread, Transcript
 
 ARRAYS = "segments.npz"
@@ -87,7 +88,7 @@ def _arrays(transcript: Transcript) -> dict[str, NDArray[Any]]:
         arrays[key + "logprobs"] = segment.logprobs.view
         arrays[key + "weight_version"] = segment.versions.view
         if segment.routing is not None:
-            arrays[key + "routed_experts"] = segment.routing.view
+            arrays[key + "routed_experts"] = segment.routing.joined()
             arrays[key + "routed_mask"] = segment.routed.view
     for index, orphan in enumerate(transcript.orphans):
         key = f"orphan{index}."
@@ -215,7 +216,7 @@ def _segment(line: Line, arrays: dict[str, NDArray[Any]]) -> Segment:
     segment.versions.append(arrays[key + "weight_version"])
     routing = arrays.get(key + "routed_experts")
     if routing is not None:
-        segment.routing = Growing(routing.dtype, routing.shape[1:])
+        segment.routing = Blocks(routing.dtype, routing.shape[1:])
         segment.routing.append(routing)
         segment.routed.append(arrays[key + "routed_mask"])
     return segment

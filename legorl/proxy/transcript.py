@@ -86,11 +86,10 @@ class Transcript:
         length = int(sampled[-1]) + 1
         routing, routed = None, None
         if segment.routing is not None:
-            rows = min(length - 1, len(segment.routing))
-            routing = np.zeros((length - 1, *segment.routing.view.shape[1:]), segment.routing.view.dtype)
-            routing[:rows] = segment.routing.view[:rows]
+            routing = np.zeros((length - 1, *segment.routing.row_shape), segment.routing.dtype)
+            segment.routing.copy_to(routing)
             routed = np.zeros(length - 1, np.bool_)
-            routed[:rows] = segment.routed.view[:rows]
+            routed[: len(segment.routed)] = segment.routed.view[: length - 1]
         return Row(
             trial=self.trial,
             segment=segment.id,

@@ -11,7 +11,6 @@ from legorl.errors import UserError
 from legorl.harness.base import Speaker, ThreadKind
 from legorl.proxy import invariants
 from legorl.proxy.render import Renderer
-from legorl.proxy.segment import Growing
 from legorl.proxy.store import ARRAYS, MESSAGES, load, save
 from legorl.trial.commands import add_parser, run
 from tests.proxy.models import call_text
@@ -128,17 +127,3 @@ def test_row_weights_are_one_vote(talk: Talk) -> None:
     weights = invariants.row_weights(rows)
     assert weights.sum() == pytest.approx(1.0)
     assert weights[0] / weights[1] == pytest.approx(rows[0].loss_mask.sum() / rows[1].loss_mask.sum())
-
-
-def test_growing_arrays_stay_near_their_own_size() -> None:
-    array = Growing(np.int32)
-    copies, capacity = 0, 0
-    for _ in range(20_000):
-        array.append(np.arange(10, dtype=np.int32))
-        if len(array._data) != capacity:
-            copies, capacity = copies + len(array), len(array._data)
-    assert capacity <= len(array) * 1.13
-    assert copies < 12 * len(array)
-    array.cut(5)
-    array.append(np.array([9], np.int32))
-    assert array.view.tolist() == [0, 1, 2, 3, 4, 9]

@@ -223,7 +223,5 @@ def _close_tracking(run_dir: Path, config: Config, ending: Ending, display: Disp
     if run:
         try:
             mlflow.end_if_running(config, run, ending.state)
-        except (
-            LegoError
-        ) as error:  # the run has ended for another reason, which must not be hidden by this one
+        except (LegoError, OSError) as error:  # must not hide the reason why the run has ended
             display.line(f"warning: {error}")

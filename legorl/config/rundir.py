@@ -22,6 +22,9 @@ from legorl.errors import UserError
 
 INFO_FILE = "run.json"
 LOCK_FILE = "lock"
+BALLAST_FILE = ".ballast"
+BALLAST_BYTES = 1 << 16
+"""Space kept for the last words of a run that fills the disk."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ def new_run_dir(runs: Path) -> Path:
             path.mkdir()
         except FileExistsError:
             continue
+        (path / BALLAST_FILE).write_bytes(bytes(BALLAST_BYTES))
         return path
 
 
@@ -97,7 +101,8 @@ def live_info(run_dir: Path) -> RunInfo:
 
 
 def end_run(run_dir: Path, state: str, reason: str = "") -> None:
-    """Record how a run ended."""
+    """Record how a run ended, on a full disk too."""
+    (run_dir / BALLAST_FILE).unlink(missing_ok=True)
     write_info(
         run_dir, dataclasses.replace(read_info(run_dir), state=state, reason=reason, ended=time.time())
     )

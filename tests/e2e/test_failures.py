@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -135,3 +136,22 @@ def test_an_interrupt_while_preparing_ends_at_once(program: Program) -> None:
     assert process.returncode == 130, output
     assert "Traceback" not in output
     assert program.status()[0]["state"] == "killed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_a_full_disk_is_a_clear_end(program: Program) -> None:
+    program.run("train", "experiment=smoke", "run.steps=1")  # builds what it needs on the large disk
+    small = program.directory / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True, timeout=10)
+    try:
+        done = program.run("train", "experiment=smoke", "run.steps=100", f"paths.runs={small}")
+        output = done.stdout + done.stderr
+        assert done.returncode == 1, output
+        assert "Traceback" not in output
+        assert "No space left on device" in output
+        (state,) = json.loads(program.run("status", "--json", "--runs", str(small), timeout_s=60).stdout)
+        assert state["state"] == "failed"
+        assert "No space left on device" in state["reason"]
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True, timeout=10)

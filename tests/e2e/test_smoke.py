@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +62,15 @@ def test_opencode(program: Program) -> None:
     check(program.train("harness=opencode"), program.directory)
 
 
-def test_grpo_without_a_filter(program: Program) -> None:
-    check(program.train("algo=grpo", "filter=none"), program.directory)
+def test_grpo_without_a_filter_beside_other_servers(program: Program) -> None:
+    """The ports that Ray, vLLM, torch and MLflow like best are taken."""
+    with contextlib.ExitStack() as stack:
+        for port in (5000, 6379, 8000, 8265, 10001, 29500):
+            taken = stack.enter_context(socket.socket())
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            taken.bind(("0.0.0.0", port))
+            taken.listen()
+        check(program.train("algo=grpo", "filter=none"), program.directory)
 
 
 def test_a_dense_policy(program: Program) -> None:

@@ -1,21 +1,30 @@
-"""`legorl trial show PATH` and `legorl trial check PATH`."""
+"""`legorl trial show PATH`, `legorl trial check PATH` and `legorl trial replay FILE…`."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import json
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from legorl.errors import UserError
 from legorl.proxy.invariants import check
+from legorl.proxy.render import Renderer
 from legorl.proxy.show import show, tokens
 from legorl.proxy.store import load
 from legorl.trial.record import TrialRecord, read_record
 
+_REPLAY = """Send recorded traffic of a harness through the proxy's message layer and say what the ledger made
+of it. A file holds one JSON object per line and request, plain or gzip: n, path, headers, body, kind, scripted,
+status, and sse or response. Exit code 1 when a file cannot be read or is not good."""
+_VOCABULARY = 4096
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `trial` with its two commands."""
+    """Adds `trial` with its commands."""
     parser = subparsers.add_parser("trial", help="look into one trial", description="Look into one trial.")
     actions = parser.add_subparsers(dest="action", required=True)
     page = actions.add_parser("show", help="threads, segments, turns, which tokens train")
@@ -23,12 +32,64 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     verify = actions.add_parser("check", help="check every invariant of what was recorded")
     for action in (page, verify):
         action.add_argument("path", type=Path, help="directory of the trial")
+    again = actions.add_parser("replay", help="recorded traffic through the proxy", description=_REPLAY)
+    again.add_argument("files", type=Path, nargs="+", metavar="FILE", help="recorded traffic")
+    again.add_argument("--json", action="store_true", help="print JSON")
+    again.add_argument("--harness", default="", metavar="NAME", help="who sent it; found out by default")
+    again.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="tokenizer and chat template to use: a Hugging Face directory. By default the tiny policy's "
+        "template and a byte-level BPE of 4,096 tokens, learned from this program's own source",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints; 0, or 1 where `check` finds a violation."""
+    """Prints; 0, or 1 where `check` finds a violation or `replay` a fault."""
     console = Console(highlight=False, soft_wrap=True)
-    return _check(args.path, console) if args.action == "check" else _show(args.path, args.tokens, console)
+    match args.action:
+        case "check":
+            return _check(args.path, console)
+        case "replay":
+            return _replay(args, console)
+    return _show(args.path, args.tokens, console)
+
+
+def _replay(args: argparse.Namespace, console: Console) -> int:
+    from legorl.trial.replay import Report, replay
+    from legorl.trial.replay_report import notes, table, to_json
+
+    renderer = _default_renderer() if args.model is None else Renderer.load(args.model)
+    reports: list[Report] = []
+    errors: dict[str, str] = {}
+    for file in args.files:
+        try:
+            reports.append(asyncio.run(replay(file, renderer, args.harness))[0])
+        except UserError as error:
+            errors[str(file)] = str(error)
+    document = to_json(reports, errors)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        if reports:
+            console.print(table(reports))
+        for line in (line for report in reports for line in notes(report)):
+            console.print(line)
+        for message in errors.values():
+            console.print(f"[red]error[/]: {escape(message)}")
+    return 0 if document["ok"] else 1
+
+
+def _default_renderer() -> Renderer:
+    """A tokenizer with real merges and a template for tools, made in about a second, without a model."""
+    import legorl
+    from legorl.policy.template import CHAT_TEMPLATE
+    from legorl.policy.tokenizer import train_tokenizer
+
+    sources = sorted(Path(legorl.__file__).parent.rglob("*.py"))
+    tokenizer = train_tokenizer((source.read_text(encoding="utf-8") for source in sources), _VOCABULARY)
+    return Renderer(tokenizer, CHAT_TEMPLATE, {}, None)
 
 
 def _show(path: Path, with_tokens: bool, console: Console) -> int:

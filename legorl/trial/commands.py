@@ -18,8 +18,8 @@ from legorl.proxy.store import load
 from legorl.trial.record import TrialRecord, read_record
 
 _REPLAY = """Send recorded traffic of a harness through the proxy's message layer and say what the ledger made
-of it. A file holds one JSON object per line and request, plain or gzip: n, path, headers, body, kind, scripted,
-status, and sse or response. Exit code 1 when a file cannot be read or is not good."""
+of it. A file holds one JSON object per line and request, plain or gzip: n, path, headers, body, kind,
+scripted, status, and sse or response. Exit code 1 when a file cannot be read or is not good."""
 _VOCABULARY = 4096
 
 
@@ -72,8 +72,8 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         print(json.dumps(document, indent=1))
     else:
-        if reports:
-            console.print(table(reports))
+        for line in table(reports):
+            console.print(escape(line))
         for line in (line for report in reports for line in notes(report)):
             console.print(line)
         for message in errors.values():

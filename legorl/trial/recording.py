@@ -4,7 +4,7 @@
 
 `scripted` is what the model was made to say, in blocks: `[text, TEXT]`, `[thinking, TEXT]`, `[tool, NAME,
 RAW ARGUMENTS]` (also `nstool`, with a namespace behind, and `custom`). `kind` names the speaker: main, sub,
-side or compaction. Invariant: whatever the bytes are, reading gives records or a `UserError` that names the line.
+side or compaction. Invariant: whatever the bytes are, reading gives records or an error that names the line.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def read_records(path: Path) -> list[Record]:
     Raises:
         UserError: the file is missing, unreadable, not gzip or JSON lines, or a line is no such record.
     """
-    records = []
+    records: list[Record] = []
     for number, line in enumerate(_text(path).split("\n"), start=1):
         if not line.strip():
             continue

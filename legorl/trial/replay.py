@@ -1,9 +1,9 @@
 """Recorded traffic sent through the proxy once more: what would the ledger have made of it?
 
-Each request goes through its wire, the harness's speaker rule, alignment and the ledger of one trial, in order
-of arrival. The engine says what the model was made to say then, in token ids of the given tokenizer, and the
-recorded tool-call ids are issued. Invariant: the verdict does not rest on the ledger's word: an auditor keeps
-its own copy of every prompt and sample and compares the training rows with it, id by id.
+Each request goes through its wire, the harness's speaker rule, alignment and the ledger of one trial, in the
+order of arrival. The engine says what the model was made to say then, in token ids of the given tokenizer,
+and the recorded tool-call ids are issued. Invariant: the verdict does not rest on the ledger's word: an
+auditor keeps its own copy of every prompt and sample and compares the training rows with it, id by id.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ from legorl.proxy.session import Session
 from legorl.proxy.wire import WireFormat
 from legorl.proxy.wire_anthropic import Anthropic
 from legorl.proxy.wire_openai_chat import OpenAIChat
+from legorl.proxy.wire_openai_responses import OpenAIResponses
 from legorl.trial.recording import Block, Record, read_records
 
-WIRES: dict[str, WireFormat] = {"messages": Anthropic(), "completions": OpenAIChat()}
+WIRES: dict[str, WireFormat] = {
+    "messages": Anthropic(),
+    "completions": OpenAIChat(),
+    "responses": OpenAIResponses(),
+}
 """By the last part of a request's path."""
+ALIGNMENTS = ("open", "extend", "fork", "retry")
 _ROUTING = (2, 2, 8)
 """Layers, experts per token, experts of the routing rows that the engine makes up."""
 _UNLIMITED = 2**31 - 1
@@ -200,7 +206,7 @@ def _judge(report: Report, ledger: Ledger, player: _Player, turns: dict[str, Rec
         else:
             report.lost.append(Remark(n, f"in {found[turn.id]} rows"))
         _count(report.turns_by_thread, turn.segment.thread)
-    report.aligned = {kind: ledger.counts[kind] for kind in ("open", "extend", "fork", "retry")}
+    report.aligned = {kind: ledger.counts[kind] for kind in ALIGNMENTS}
     for thread in ledger.threads.values():
         _count(report.threads, thread.kind.value)
     report.rows = len(rows)

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.markup import escape
-from rich.table import Table
 
-from legorl.trial.replay import Report
+from legorl.trial.replay import ALIGNMENTS, Report
 
+_NUMBERS = ("turns", "recovered", "orphans", "re-tokenised", *ALIGNMENTS, "rows")
+COLUMNS = ("file", "harness", *_NUMBERS, "threads", "verdict")
 SHOWN = 5
 """Remarks of one kind that the table's notes show per file."""
 
@@ -21,28 +22,33 @@ def to_json(reports: Sequence[Report], errors: dict[str, str]) -> dict[str, Any]
     return {"ok": not errors and all(report.ok for report in reports), "files": files, "errors": errors}
 
 
-def table(reports: Sequence[Report]) -> Table:
-    """One line per file."""
-    shown = Table(box=None, pad_edge=False)
-    shown.add_column("file")
-    shown.add_column("harness")
-    for name in ("turns", "recovered", "orphans", "re-tokenised", "open", "extend", "fork", "retry", "rows"):
-        shown.add_column(name, justify="right")
-    for name in ("threads", "verdict"):
-        shown.add_column(name)
-    for report in reports:
-        numbers = [report.model_turns, report.recovered, len(report.orphans), report.retokenized_loss_tokens]
-        numbers += [report.aligned[kind] for kind in ("open", "extend", "fork", "retry")]
-        threads = ", ".join(f"{count} {kind}" for kind, count in report.threads.items())
-        verdict = "[green]good[/]" if report.ok else "[red]faulty[/]"
-        name = report.file.rpartition("/")[2]
-        shown.add_row(escape(name), report.harness, *map(str, numbers), str(report.rows), threads, verdict)
-    return shown
+def table(reports: Sequence[Report]) -> Iterator[str]:
+    """Aligned lines: a head and one per file."""
+    lines = [COLUMNS, *(_row(report) for report in reports)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(COLUMNS))]
+    for line in lines:
+        yield "  ".join(
+            text.rjust(width) if title in _NUMBERS else text.ljust(width)
+            for text, width, title in zip(line, widths, COLUMNS, strict=True)
+        ).rstrip()
+
+
+def _row(report: Report) -> tuple[str, ...]:
+    numbers = [report.model_turns, report.recovered, len(report.orphans), report.retokenized_loss_tokens]
+    numbers += [report.aligned[kind] for kind in ALIGNMENTS]
+    threads = ", ".join(f"{count} {kind}" for kind, count in sorted(report.threads.items()))
+    verdict = "good" if report.ok else "faulty"
+    return (short_name(report.file), report.harness, *map(str, numbers), str(report.rows), threads, verdict)
+
+
+def short_name(file: str) -> str:
+    """A file's name without directory and endings."""
+    return file.rpartition("/")[2].removesuffix(".gz").removesuffix(".jsonl")
 
 
 def notes(report: Report) -> Iterator[str]:
     """Lines about what is worth a look, in rich's markup."""
-    name = escape(report.file.rpartition("/")[2])
+    name = escape(short_name(report.file))
     for title, remarks in (
         ("orphan", report.orphans),
         ("[red]lost[/]", report.lost),

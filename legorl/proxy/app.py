@@ -170,7 +170,8 @@ class _Answer:
         if request is not None and request.stream and (beats or self.wire.refuses_in_stream(refusal.reason)):
             await self._stream(self.wire.error_event(refusal, request, beats))
         elif not beats:  # behind a beat the answer stays unfinished, and the server cuts the connection
-            headers = [(b"x-should-retry", b"false")]  # both official clients obey it
+            again = b"true" if refusal.reason is Reason.BUSY else b"false"
+            headers = [(b"x-should-retry", again)]  # both official clients obey it
             if refusal.reason in (Reason.TOO_LARGE, Reason.TIMEOUT):
                 headers.append((b"connection", b"close"))  # the rest of the body is not read
             await self.json(refusal.reason.status, self.wire.error(refusal), headers)

@@ -6,60 +6,17 @@ attached socket lies in one sandbox's network namespace and serves the same appl
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 from collections.abc import Callable
 
-import uvicorn
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
-from uvicorn.server import ServerState
-
 from legorl.engine.base import ReplyParser, Sampling, TokenEngine
 from legorl.proxy.app import HEARTBEAT_S, App
 from legorl.proxy.ledger import Ledger
+from legorl.proxy.listener import Listener
 from legorl.proxy.render import Renderer
 from legorl.proxy.session import Serving, Session, SpeakerOf
 from legorl.proxy.sessions import Sessions
-
-DETACH_TIMEOUT_S = 1.0
-"""Answers under way get this long to end by themselves, and again when their client is cut off."""
-
-
-class _Listener:
-    """One socket being served."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        self._config = config
-        self._state = ServerState()
-        self._server: asyncio.Server | None = None
-
-    async def start(self, sock: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        self._state.default_headers = list(self._config.encoded_headers)
-        self._server = await loop.create_server(self._protocol, sock=sock)
-
-    def _protocol(self) -> asyncio.Protocol:
-        loop = asyncio.get_running_loop()
-        return AutoHTTPProtocol(  # type: ignore[call-arg]
-            config=self._config, server_state=self._state, app_state={}, _loop=loop
-        )
-
-    async def stop(self) -> None:
-        """Close the socket and its connections; what does not end in time is cut off."""
-        if self._server is None:
-            return
-        self._server.close()
-        for connection in list(self._state.connections):
-            connection.shutdown()
-        await self._tasks_end()
-        for connection in list(self._state.connections):
-            connection.transport.abort()  # the application sees its client leave
-        await self._tasks_end()
-
-    async def _tasks_end(self) -> None:
-        if self._state.tasks:
-            await asyncio.wait(set(self._state.tasks), timeout=DETACH_TIMEOUT_S)
 
 
 class Proxy:
@@ -76,19 +33,8 @@ class Proxy:
     ) -> None:
         self._serving = Serving(engine, renderer, parser, context_tokens)
         self._sessions = Sessions()
-        self._listeners: dict[socket.socket, _Listener] = {}
-        self._config = uvicorn.Config(
-            App(self._sessions, heartbeat_s),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=600,
-        )
-        self._config.load()
+        self._app = App(self._sessions, heartbeat_s)
+        self._listeners: dict[socket.socket, Listener] = {}
 
     def open(
         self,
@@ -134,7 +80,7 @@ class Proxy:
 
     async def attach(self, sock: socket.socket) -> None:
         """Serve on this listening socket too. The proxy owns it until `detach`."""
-        listener = _Listener(self._config)
+        listener = Listener(self._app)
         self._listeners[sock] = listener
         await listener.start(sock)
 

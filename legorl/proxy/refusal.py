@@ -21,6 +21,8 @@ class Reason(Enum):
     """The client stopped sending in the middle of a request."""
     TOO_LARGE = ("too_large", 413)
     ENCODING = ("encoding", 415)
+    BUSY = ("busy", 429)
+    """The only one that asking again can help."""
     HEADERS = ("headers", 431)
     BROKEN = ("broken", 500)
     """The engine or the proxy failed, or the trial is closing; asking again cannot help."""

@@ -28,6 +28,8 @@ SpeakerOf = Callable[[Mapping[str, str], Mapping[str, Any]], Speaker]
 """Tells who speaks from a request's headers (lower-case names) and body."""
 
 ABORT_TIMEOUT_S = 10.0
+FLIGHTS = 64
+"""Requests of one trial in flight; no harness has so many subagents."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Session:
         self._tasks: set[asyncio.Task[tuple[Turn, Reply]]] = set()
         self._closed = False
         self._requests = 0
+        self._promised = 0
+        """Tokens that requests in flight may still sample."""
 
     def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
         """Who sent the request. Raises `Refusal` where the harness's own rules cannot read it."""
@@ -110,12 +114,12 @@ class Session:
         key = (thread_name(speaker), request.tools_key, request.messages)
         flight = next((flight for flight in self._flights if flight.key == key), None)
         if flight is None:
-            main = speaker.kind is ThreadKind.MAIN
-            plan, sampling = self._reserve(request, speaker, main)
+            if len(self._flights) >= FLIGHTS:
+                raise Refusal(Reason.BUSY, f"{FLIGHTS} requests are in flight")
             self._requests += 1
             request_id = f"{self.trial}.{self._requests}"
             task = asyncio.create_task(
-                self._sample(plan, sampling, request_id, call_id_prefix, main), name=request_id
+                self._answer(request, speaker, request_id, call_id_prefix), name=request_id
             )
             flight = _Flight(key, task)
             self._flights.append(flight)
@@ -165,13 +169,19 @@ class Session:
         if prompt >= context:
             self.ledger.rollback(plan)
             raise self._over("context_overflow", f"{prompt} tokens > {context} maximum")
-        self.turns += main
         limit = min(self._sampling.max_tokens, budget, context - prompt)
+        if limit > budget - self._promised:
+            self.ledger.rollback(plan)
+            raise Refusal(Reason.BUSY, "the trial's last tokens are promised to requests in flight")
         return plan, dataclasses.replace(self._sampling, max_tokens=limit)
 
-    async def _sample(
-        self, plan: Plan, sampling: Sampling, request_id: str, call_id_prefix: str, main: bool
+    async def _answer(
+        self, request: ChatRequest, speaker: Speaker, request_id: str, call_id_prefix: str
     ) -> tuple[Turn, Reply]:
+        main = speaker.kind is ThreadKind.MAIN
+        plan, sampling = self._reserve(request, speaker, main)
+        self.turns += main
+        self._promised += sampling.max_tokens
         engine = self._serving.engine
         committed = False
         try:
@@ -197,6 +207,7 @@ class Session:
             self.fail(ProxyError(f"trial {self.trial}: {error!r}"))
             raise Refusal(Reason.BROKEN, "the proxy failed") from error
         finally:
+            self._promised -= sampling.max_tokens
             if not committed:
                 self.ledger.rollback(plan)
                 self.turns -= main

@@ -56,6 +56,7 @@ _ERROR_TYPES = {
     Reason.TIMEOUT: "invalid_request_error",
     Reason.TOO_LARGE: "request_too_large",
     Reason.ENCODING: "invalid_request_error",
+    Reason.BUSY: "rate_limit_error",
     Reason.HEADERS: "invalid_request_error",
     Reason.BROKEN: "api_error",
 }
@@ -200,6 +201,10 @@ class _Thought:
     text: str
 
 
+_PROVIDERS = ("server_tool_use", "mcp_tool_use")
+"""Blocks of tools that a provider runs, and (by their ending) of what those gave."""
+
+
 def _call_thought_or_text(value: Json) -> ToolUse | _Thought | str:
     item = want_object(value, "block")
     match item.get("type"):
@@ -228,11 +233,24 @@ def _block_text(value: Json) -> str:
     match item.get("type"):
         case "text":
             return want_text(item.get("text"), "text")
-        case "image" | "document":
-            return PLACEHOLDER.format(item["type"])
+        case "image" | "document" | "container_upload" | "browser_state" as kind:
+            return _document(item) or PLACEHOLDER.format(kind)
+        case "search_result":
+            texts = read_each(item.get("content"), "content", _block_text)
+            return join_texts(
+                [want_text(item.get("title"), "title"), want_text(item.get("source"), "source"), *texts]
+            )
         case "tool_reference":
             return f"Tool: {want_text(item.get('tool_name'), 'tool_name')}"
+        case str() as kind if kind in _PROVIDERS or kind.endswith("_tool_result"):
+            return PLACEHOLDER.format(kind)
     raise invalid(f"type: {item.get('type')!r} is not supported")
+
+
+def _document(item: Mapping[str, Json]) -> str:
+    """The text of a document that is one."""
+    source = want_object(item.get("source") or {}, "source")
+    return want_text(source.get("data"), "source.data") if source.get("type") == "text" else ""
 
 
 def _tool(value: Json) -> Tool | str:

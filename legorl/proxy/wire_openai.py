@@ -16,6 +16,7 @@ _ERROR_TYPES: dict[Reason, tuple[str, str | None]] = {
     Reason.TIMEOUT: ("invalid_request_error", "request_timeout"),
     Reason.TOO_LARGE: ("invalid_request_error", "request_too_large"),
     Reason.ENCODING: ("invalid_request_error", "unsupported_encoding"),
+    Reason.BUSY: ("rate_limit_error", "rate_limit_exceeded"),
     Reason.HEADERS: ("invalid_request_error", "headers_too_large"),
     Reason.BROKEN: ("server_error", "engine_failure"),
 }

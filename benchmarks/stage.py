@@ -58,7 +58,9 @@ class Hermes:
         calls = [json.loads(call) for call in _CALL.findall(text)]
         return Parsed(
             text[: text.find("<tool_call>")],
-            tuple(ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls),
+            tuple(
+                ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls
+            ),
         )
 
 
@@ -116,7 +118,12 @@ class Stage:
     """Trials of one harness on one proxy."""
 
     def __init__(
-        self, model: Path, dialect: Dialect, steps: Sequence[Step], *, routing: NDArray[np.uint8] | None = None
+        self,
+        model: Path,
+        dialect: Dialect,
+        steps: Sequence[Step],
+        *,
+        routing: NDArray[np.uint8] | None = None,
     ) -> None:
         self.renderer = CountingRenderer.load(model)
         self.steps = steps

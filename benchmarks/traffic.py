@@ -1,4 +1,4 @@
-"""What a coding agent sends over a long trial: its whole history with every request, about 1k tokens more each.
+"""What a coding agent sends over a long trial: its whole history every time, about 1k tokens more each time.
 
 Each wire opens as a recorded request of a real harness did (system prompt, tools, first messages); the turns
 are files of Python's standard library, read, searched, tested and edited. Tool-call ids are known beforehand,

@@ -52,13 +52,18 @@ class Message:
     call_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tool:
     """A tool offered to the policy; `parameters` is its JSON schema."""
 
     name: str
     description: str
     parameters: Mapping[str, Json]
+
+    @cached_property
+    def key(self) -> str:
+        """Canonical text: equal exactly when the tools are, key order apart."""
+        return json.dumps([self.name, self.description, self.parameters], sort_keys=True, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,7 @@ class ChatRequest:
     @cached_property
     def tools_key(self) -> str:
         """Canonical text of the tool list: equal exactly when the tools are, key order apart."""
-        tools = [[tool.name, tool.description, tool.parameters] for tool in self.tools]
-        return json.dumps(tools, sort_keys=True, ensure_ascii=False)
+        return f"[{', '.join(tool.key for tool in self.tools)}]"
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def read_tools(value: Json) -> Tools:
     offered: list[Tool] = []
     forms: dict[str, ToolForm] = {}
     withheld: list[str] = []
-    for tools in read_each(value, "tools", lambda item: _read(item, "", "")):
+    for tools in read_each(value, "tools", _read):
         for tool, form in tools:
             if tool is None:
                 withheld.append(form.name)
@@ -74,7 +74,7 @@ def call_item(call: ToolUse, form: ToolForm | None, item_id: str) -> dict[str, J
     return {"id": f"fc_{item_id}", "type": "function_call", **head, "arguments": call.arguments}
 
 
-def _read(value: Json, namespace: str, about: str) -> list[tuple[Tool | None, ToolForm]]:
+def _read(value: Json, namespace: str = "", about: str = "") -> list[tuple[Tool | None, ToolForm]]:
     item = want_object(value, "tool")
     kind = want_name(item.get("type"), "type")
     if kind == "namespace" and not namespace:

@@ -223,14 +223,18 @@ def _begins_turn(order: _Order, last: _Order) -> bool:
 
 
 def _assistant(pieces: Sequence[_Piece]) -> Message:
-    thoughts = [piece.text for piece in pieces if piece.order is _Order.REASONING and piece.text]
-    texts = [piece.text for piece in pieces if piece.order is _Order.TEXT]
-    return Message(
-        Role.ASSISTANT,
-        join_texts(texts) if texts else "",
-        calls=tuple(piece.call for piece in pieces if piece.call is not None),
-        reasoning=join_texts(thoughts) if thoughts else "",
-    )
+    thoughts: list[str] = []
+    texts: list[str] = []
+    calls: list[ToolUse] = []
+    for piece in pieces:
+        if piece.call is not None:
+            calls.append(piece.call)
+        elif piece.order is _Order.TEXT:
+            texts.append(piece.text)
+        elif piece.text:
+            thoughts.append(piece.text)
+    text, reasoning = join_texts(texts) if texts else "", join_texts(thoughts) if thoughts else ""
+    return Message(Role.ASSISTANT, text, calls=tuple(calls), reasoning=reasoning)
 
 
 def _own(request: ChatRequest) -> _Request:

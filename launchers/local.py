@@ -38,6 +38,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Passed on to the job, but for those that are ignored (`nohup`)."""
 
 _POLL_S = 0.2
+_FULL_BYTES = 1 << 20
+"""With less space than this left, a run that failed is said to have failed for it."""
 _KILL_S = 15.0
 """Longest wait for the kernel to end a killed namespace."""
 
@@ -169,6 +171,9 @@ class _Supervisor:
             return Ending("finished")
         log = self._run_dir / LOG_FILE
         reason = self._fatal or last_error(log) or "no message"
+        free = shutil.disk_usage(self._run_dir).free
+        if free < _FULL_BYTES:  # the job may not have been able to write its reason
+            reason = f"the disk that holds {self._run_dir} is full ({free} bytes are free): {reason}"
         code = process.returncode
         how = f"killed by {_signal_name(code)}" if code < 0 or code > 128 else f"exit code {code}"
         return Ending("failed", f"{reason} ({how}; see {log})")

@@ -246,3 +246,22 @@ def test_last_error_prefers_an_exception_line(tmp_path: Path) -> None:
     assert local.last_error(log) == "ray.exceptions.RayTaskError: worker 3"
     log.write_text("start\nkilled\n\n")
     assert local.last_error(log) == "killed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_a_full_disk_is_the_reason_and_is_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(tmp_path)], check=True, timeout=10)
+    try:
+        run_dir = make_run(tmp_path)
+        fill = """
+            with open(RUN + "/data", "wb", buffering=0) as file:
+                while True:
+                    file.write(bytes(4096))
+        """
+        assert launch(run_dir, job(fill)) == 1
+        assert f"the disk that holds {run_dir} is full (0 bytes are free)" in capfd.readouterr().out
+        info = rundir.live_info(run_dir)
+        assert info.state == "failed"
+        assert "is full" in info.reason
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True, timeout=10)

@@ -58,6 +58,21 @@ class EngineError(InfrastructureError):
     cause = "engine"
 
 
+class EngineDownError(EngineError):
+    """No connection to the engine: it took nothing of the request, so another engine may have it."""
+
+
+class EngineLostError(EngineError):
+    """An engine died with a request in flight, which nobody may answer a second time."""
+
+    def __init__(self, message: str, engine: str, request_id: str) -> None:
+        super().__init__(message)
+        self.engine = engine
+        """Name of the engine that died."""
+        self.request_id = request_id
+        """What it was working on."""
+
+
 class ProxyError(InfrastructureError):
     """The proxy or its ledger failed, or a ledger invariant does not hold."""
 

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "sandbox.capture",
         "sandbox.linux",
     },
-    "engine": BASE | {"config"},
+    "engine": BASE | {"config", "sandbox.linux"},
     "proxy": BASE | {"config", "engine.base", "harness.base", "sandbox.base"},
     "trial": BASE | {"config", "tasks", "sandbox", "harness", "engine", "proxy"},
     "filter": BASE | {"config", "trial.record", "trial.termination", "proxy.row"},
@@ -49,10 +49,15 @@ COMMANDS = {"commands"}
 """Files with a room's part of the command line: they lie as high as the command line itself."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
-    "torch": ("legorl/trainer/", "legorl/policy/", "legorl/algo/losses.py", "legorl/engine/vllm"),
+    "torch": ("legorl/trainer/", "legorl/policy/", "legorl/algo/losses.py"),
     "verl": ("legorl/trainer/", "legorl/algo/losses.py"),
     "ray": ("legorl/trainer/",),
-    "vllm": ("legorl/trainer/", "legorl/engine/vllm"),
+    "vllm": (
+        "legorl/trainer/",
+        "legorl/engine/vllm.py",
+        "legorl/engine/vllm_core.py",
+        "legorl/engine/vllm_parser.py",
+    ),
     "submitit": ("launchers/",),
     "mlflow": ("legorl/tracking/",),
 }

@@ -1,12 +1,14 @@
 """Memory and process limits of a sandbox as control groups, version 1 or 2, where one may be created.
 
-Invariant: a group's name carries the pid and start time of the process that owns it, so what a killed owner
-left is recognised and removed by the next one (`reap`), and a living owner's groups are never touched.
+Invariant: who made a group holds a lock on its directory while it lives, so what a killed owner left is
+recognised and removed by the next one (`reap`), and a living owner's groups are never touched. A pid in the
+name would not do: runs have PID namespaces of their own, in which another's pids mean nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
@@ -53,22 +55,38 @@ class Hierarchy:
         """Remove groups whose owner is dead, with every process in them."""
         for parent in {self.memory, self.pids}:
             for directory in parent.glob(f"{_PREFIX}*"):
-                if not _owner_lives(directory.name):
+                lock = _lock(str(directory))
+                if lock is not None:
                     _kill_members(directory)
                     remove(directory)
+                    os.close(lock)
 
 
-def group_name(owner: int, serial: int) -> str:
-    """Name of a group; `owner` is a living pid."""
-    return f"{_PREFIX}{owner}-{_start_time(owner)}-{serial}"
+def group_name(serial: int) -> str:
+    """A name that no other group has."""
+    return f"{_PREFIX}{os.urandom(6).hex()}-{serial}"
+
+
+def make(group: Group) -> int:
+    """Create the group; the descriptor that is returned owns it until it is closed, or its holder ends.
+
+    Raises:
+        OSError: it cannot be made or limited.
+    """
+    while True:
+        os.mkdir(group.directory)  # noqa: PTH102
+        lock = _lock(group.directory)
+        if lock is not None:
+            break  # else another process took it for a dead owner's, in the instant before it was locked
+    for name, value in group.files.items():
+        _write(group, name, value)
+    return lock
 
 
 def join(group: Group) -> None:
-    """Create the group and move this process into it."""
-    os.mkdir(group.directory)  # noqa: PTH102
-    for name, value in (*group.files.items(), ("cgroup.procs", "0")):
-        with open(f"{group.directory}/{name}", "w") as stream:  # noqa: PTH123
-            stream.write(value)
+    """Create the group and move this process into it; it owns the group until it ends."""
+    make(group)
+    _write(group, "cgroup.procs", "0")
 
 
 def remove(directory: Path, deadline_s: float = 1.0) -> bool:
@@ -126,33 +144,40 @@ def find() -> Hierarchy | None:
 def _usable(hierarchy: Hierarchy) -> bool:
     made = []
     try:
-        for group in hierarchy.groups(f"{group_name(os.getpid(), 0)}-probe", Limits()):
-            directory = Path(group.directory)
-            directory.mkdir(exist_ok=True)
-            made.append(directory)
-            for name, value in group.files.items():
-                (directory / name).write_text(value)
+        for group in hierarchy.groups(group_name(0), Limits()):
+            made.append((make(group), Path(group.directory)))
     except OSError:
         return False
     finally:
-        for directory in made:
+        for lock, directory in made:
             remove(directory)
+            os.close(lock)
     return True
+
+
+def _write(group: Group, name: str, value: str) -> None:
+    with open(f"{group.directory}/{name}", "w") as stream:  # noqa: PTH123
+        stream.write(value)
+
+
+def _lock(directory: str) -> int | None:
+    """Own the group if nobody does; None when somebody does, or when it is gone."""
+    try:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(directory)):  # noqa: PTH116
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
 
 
 def _kill_members(directory: Path) -> None:
     with contextlib.suppress(OSError):
-        for pid in (directory / "cgroup.procs").read_text().split():
-            os.kill(int(pid), signal.SIGKILL)
-
-
-def _start_time(pid: int) -> str:
-    """Clock ticks between boot and the start of `pid`; empty when there is no such process."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return ""
-
-
-def _owner_lives(name: str) -> bool:
-    pid, start = name.removeprefix(_PREFIX).split("-")[:2]
-    return bool(start) and _start_time(int(pid)) == start
+        for pid in map(int, (directory / "cgroup.procs").read_text().split()):
+            if pid:  # 0 is a process that this PID namespace cannot see
+                os.kill(pid, signal.SIGKILL)

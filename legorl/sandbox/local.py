@@ -135,7 +135,7 @@ class LocalProvider:
         launcher, sock = self._ensure_launcher()
         groups: list[cgroups.Group] = []
         if self._hierarchy is not None:
-            groups = self._hierarchy.groups(cgroups.group_name(launcher.pid, serial), spec.limits)
+            groups = self._hierarchy.groups(cgroups.group_name(serial), spec.limits)
         request = {
             "serial": serial,
             "launcher": launcher.pid,

@@ -174,7 +174,7 @@ async def test_descriptors_do_not_pile_up(provider: LocalProvider, workspace: Pa
     for _ in range(5):
         await cycle()
     after = descriptors(os.getpid()), descriptors(launcher_of(provider))
-    assert after == before
+    assert all(a <= b for a, b in zip(after, before, strict=True)), (before, after)
 
 
 def supervisor_of(sandbox: LocalSandbox) -> int:
@@ -311,9 +311,7 @@ async def test_what_a_killed_owner_left_is_reaped_by_the_next(
     if not groups:
         pytest.skip("no control groups may be made here")
     stray = await asyncio.create_subprocess_exec("sleep", "600")
-    orphaned = [
-        group.with_name(f"legorl-{stray.pid}-1-1") for group in groups
-    ]  # no owner has this start time
+    orphaned = [group.with_name("legorl-0123456789ab-1") for group in groups]  # nobody holds its lock
     for group in orphaned:
         group.mkdir()
         (group / "cgroup.procs").write_text(str(stray.pid))

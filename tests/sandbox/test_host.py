@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -168,16 +169,39 @@ def test_the_spec_decides_over_the_base_environment() -> None:
 
 
 def test_dead_owners_groups_are_reaped_and_living_ones_kept(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    dead = cgroups.group_name(child.pid, 1)
-    child.kill()
-    child.wait()
-    living = cgroups.group_name(os.getpid(), 1)
-    reused = f"legorl-{os.getpid()}-1-1"  # this pid, but another process's start time
-    for name in (dead, living, reused, "unrelated"):
-        (tmp_path / name).mkdir()
-    cgroups.Hierarchy(2, tmp_path, tmp_path).reap()
-    assert {path.name for path in tmp_path.iterdir()} == {living, "unrelated"}
+    hierarchy = cgroups.Hierarchy(2, tmp_path, tmp_path)
+    names = [cgroups.group_name(1) for _ in range(3)]
+    ours, others, dead = (cgroups.Group(str(tmp_path / name), {}) for name in names)
+    lock = cgroups.make(ours)
+    # Owners in PID namespaces of their own: their pids mean nothing here.
+    source = """
+import sys, time
+from legorl.sandbox import cgroups
+lock = cgroups.make(cgroups.Group(sys.argv[1], {}))
+print(flush=True)
+time.sleep(60)
+"""
+    space = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child")
+    owners = [
+        subprocess.Popen([*space, sys.executable, "-c", source, group.directory], stdout=subprocess.PIPE)
+        for group in (others, dead)
+    ]
+    try:
+        for owner in owners:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == b"\n"
+        owners[1].kill()
+        owners[1].communicate(timeout=10)
+        (tmp_path / "unrelated").mkdir()
+        deadline = time.monotonic() + 10
+        while Path(dead.directory).exists() and time.monotonic() < deadline:
+            hierarchy.reap()
+        assert {path.name for path in tmp_path.iterdir()} == {names[0], names[1], "unrelated"}
+    finally:
+        os.close(lock)
+        for owner in owners:
+            owner.kill()
+            owner.communicate(timeout=10)
 
 
 def test_the_memory_limit_covers_the_disk(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from benchmarks.traffic import CLAUDE_CODE, CODEX, Dialect, Step, bodies
 from legorl.engine.base import Finish, Parsed, Sample, Sampling, ToolCall
 from legorl.harness.speakers import RULES
 from legorl.proxy.app import App, Event, Scope
-from legorl.proxy.messages import Message, Reply, Role, Tool, ToolUse
+from legorl.proxy.messages import ChatRequest, Message, Reply, Role, ToolUse
 from legorl.proxy.render import Renderer
 from legorl.proxy.segment import Ids
 from legorl.proxy.session import Serving, Session
@@ -159,22 +158,20 @@ class Stage:
         """Of every trial's turns."""
         return [f"{self._dialect.call_prefix}{index:024x}" for index in range(len(self.steps))]
 
-    async def play(self, session: Session, raws: Iterable[bytes]) -> AsyncIterator[Call]:
-        """Send these bodies one after the other."""
-        for raw in raws:
-            encoded, rows = self.renderer.encoded, self.engine.rows
-            before = len(session.ledger.segments[-1]) if session.ledger.segments else 0
-            start = time.process_time()
-            await self.send(session, raw)
-            cpu_s = time.process_time() - start
-            turn = session.ledger.turns[-1]
-            yield Call(
-                turn.start,
-                turn.end - before,
-                cpu_s,
-                self.renderer.encoded - encoded,
-                self.engine.rows - rows,
-            )
+    async def call(self, session: Session, raw: bytes) -> Call:
+        """Send a body and say what it cost."""
+        encoded, rows = self.renderer.encoded, self.engine.rows
+        before = sum(map(len, session.ledger.segments))
+        start = time.process_time()
+        await self.send(session, raw)
+        cpu_s = time.process_time() - start
+        return Call(
+            prompt=session.ledger.turns[-1].start,
+            new=sum(map(len, session.ledger.segments)) - before,
+            cpu_s=cpu_s,
+            encoded=self.renderer.encoded - encoded,
+            rows=self.engine.rows - rows,
+        )
 
     async def send(self, session: Session, raw: bytes) -> bytes:
         """One request through the application."""
@@ -186,8 +183,10 @@ class Stage:
         arrivals, answer = iter(events), []
 
         async def receive() -> Event:
-            event = next(arrivals, None)
-            return event if event is not None else await asyncio.Event().wait()
+            for event in arrivals:
+                return event
+            await asyncio.Event().wait()  # the client stays
+            raise AssertionError
 
         async def send(event: Event) -> None:
             answer.append(event)
@@ -219,15 +218,14 @@ class Rerendering:
     def __init__(self, stage: Stage) -> None:
         self._stage, self._wire = stage, stage.wire
 
-    def read(self, raw: bytes) -> tuple[Any, tuple[Message, ...], tuple[Tool, ...]]:
-        """The request, its messages, its tools."""
-        request = self._wire.parse(json.loads(raw))
-        return request, request.messages, request.tools
+    def read(self, raw: bytes) -> ChatRequest:
+        """What a body says."""
+        return self._wire.parse(json.loads(raw))
 
     async def send(self, raw: bytes, number: int, call_id: str) -> bytes:
         """Answer request `number` (from 0) of a trial."""
-        request, messages, tools = self.read(raw)
-        prompt = self._stage.renderer.render_full(messages, tools)
+        request = self.read(raw)
+        prompt = self._stage.renderer.render_full(request.messages, request.tools)
         sample = await self._stage.engine.generate(f"x.{number + 1}", prompt, Sampling())
         parsed = Hermes().parse(self._stage.renderer.decode(sample.token_ids))
         calls = tuple(ToolUse(call_id, call.name, call.arguments) for call in parsed.calls)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import jinja2
 import numpy as np
@@ -72,7 +73,7 @@ class Renderer:
         self._end_text = first.tokens[0] if first.ids else ""
 
     @classmethod
-    def load(cls, model_dir: Path) -> Renderer:
+    def load(cls, model_dir: Path) -> Self:
         """Read `tokenizer.json` and the chat template of a Hugging Face directory.
 
         Raises:

@@ -1,50 +1,20 @@
-"""Where a request continues: the tree of conversations a trial has had, and the longest known prefix.
+"""Where a request continues: the tree of conversations a trial has had, and what a request begins with.
 
 Invariant: a path from a root to a node is a conversation as the harness showed it, and a node with an `end`
 knows a segment whose first `end` tokens are that conversation as the policy saw it. Equality of content is
 asked of system, user and tool messages only; an assistant turn is recognised by the tool-call ids that this
-proxy issued, whatever became of its arguments, or, without calls, by its trimmed text in its position.
+proxy issued (`echoes.py`), or, without calls, by its text in its position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from legorl.engine.base import Finish
+from legorl.proxy.echoes import Issued, MatchKey, Turn, changes, echo_below
 from legorl.proxy.messages import Message, Role
 from legorl.proxy.render import Prior
-from legorl.proxy.segment import Ids, Segment
-
-MatchKey = tuple[object, ...]
-
-
-@dataclass(eq=False)
-class Turn:
-    """One reply of the engine, and what became of it."""
-
-    id: str
-    segment: Segment
-    start: int
-    end: int
-    finish: Finish
-    message: Message
-    """As issued to the harness."""
-    kind: str
-    """How its request was aligned: open, extend, fork or retry."""
-    ended: bool
-    """Its last token is the template's end-of-turn token."""
-    token_ids: Ids
-    prompt_digest: str
-    sample_digest: str
-    delivered: bool = False
-    """The whole answer went out to a harness that was there."""
-    echoed: bool = False
-    """The harness has shown it in a later request."""
-    changed: tuple[str, ...] = ()
-    """What the harness showed differently when it first echoed the turn: name, arguments, text."""
-    orphan: str = ""
-    """Why the turn is in no loss; empty for one that is."""
+from legorl.proxy.segment import Segment
 
 
 @dataclass(eq=False)
@@ -72,52 +42,88 @@ class Node:
         return Prior(self.message.role)
 
 
-def match_key(message: Message, issued: Mapping[str, Turn]) -> MatchKey:
-    """What a message is recognised by. `issued` maps tool-call ids to the turns they were issued in."""
-    if message.role is not Role.ASSISTANT:
-        return (message.role, message.text, message.call_id)
-    turn = issuer(message, issued)
-    if turn is not None:
-        return ("turn", turn.id)
-    if message.calls:
-        return (message.role, message.text.strip(), message.calls)
-    return ("said", message.text.strip())
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A known conversation, and how many messages of a request show it."""
+
+    node: Node
+    depth: int
 
 
-def issuer(message: Message, issued: Mapping[str, Turn]) -> Turn | None:
-    """The turn whose call ids an assistant message carries; None for none, or for a mixture of turns."""
-    turns = {turn.id: turn for call in message.calls if (turn := issued.get(call.id)) is not None}
-    return next(iter(turns.values())) if len(turns) == 1 else None
-
-
-def locate(root: Node, messages: Sequence[Message], keys: Sequence[MatchKey]) -> tuple[Node, int]:
-    """The deepest node whose conversation `messages` begins with, and how many messages that is."""
-    node = root
-    for depth, key in enumerate(keys):
-        child = node.children.get(key)
-        if child is None:
-            return node, depth
-        node = child
-        turn = node.turn
+def trace(root: Node, messages: Sequence[Message], keys: Sequence[MatchKey], issued: Issued) -> list[Place]:
+    """The known conversations that `messages` begins with, the shortest first; `keys` are the messages'."""
+    path = [Place(root, 0)]
+    while path[-1].depth < len(keys):
+        node, depth = path[-1].node, path[-1].depth
+        child = node.children.get(keys[depth])
+        place = Place(child, depth + 1) if child else _regrouped(node, depth, messages, keys, issued)
+        if place is None:
+            break
+        turn = place.node.turn
         if turn is not None and not turn.echoed:
             turn.echoed = True
-            turn.changed = _changes(turn.message, messages[depth])
-    return node, len(keys)
+            turn.changed = changes(turn.message, messages[depth])
+        path.append(place)
+    return path
 
 
-def anchor_of(node: Node) -> Node:
-    """The nearest node at or above `node` whose tokens are known; a root if there is none."""
-    while node.parent is not None and node.end is None:
-        node = node.parent
-    return node
+def _regrouped(
+    node: Node, depth: int, messages: Sequence[Message], keys: Sequence[MatchKey], issued: Issued
+) -> Place | None:
+    """The same conversation in other messages: neighbours of one role put together, or taken apart."""
+    message = messages[depth]
+    if message.role is Role.ASSISTANT:
+        child = None if issued.observed else _echo(node, message, keys[depth])
+        return Place(child, depth + 1) if child else None
+    if message.role is Role.TOOL:
+        return None
+    taken_apart = _spelled(node, message.role, message.text)
+    return Place(taken_apart, depth + 1) if taken_apart else _joined(node, depth, messages)
 
 
-def _changes(issued: Message, shown: Message) -> tuple[str, ...]:
-    changed = []
-    if issued.text.strip() != shown.text.strip():
-        changed.append("text")
-    if [call.name for call in issued.calls] != [call.name for call in shown.calls]:
-        changed.append("name")
-    if [call.arguments for call in issued.calls] != [call.arguments for call in shown.calls]:
-        changed.append("arguments")
-    return tuple(changed)
+def _echo(node: Node, message: Message, key: MatchKey) -> Node | None:
+    """The turn that an assistant message shows with other text around it or less of it."""
+    children = list(node.children.values())
+    for child in children:  # a message that the harness put before the turn, now in one with it
+        if child.turn is None and child.message is not None and child.message.role is Role.ASSISTANT:
+            head = child.message.text.strip()
+            if message.text.strip().startswith(head):
+                if key in child.children:
+                    return child.children[key]
+                rest = message.text.strip()[len(head) :]
+                below = child.children.get(("said", rest.strip())) if rest and not message.calls else None
+                if below is not None:
+                    return below
+    turns = {
+        child.turn.id: child for child in children if child.turn is not None and child.segment is not None
+    }
+    found = echo_below([child.turn for child in turns.values() if child.turn is not None], message)
+    return turns[found.id] if found is not None else None
+
+
+def _spelled(node: Node, role: Role, text: str) -> Node | None:
+    """The node below whose messages of one role, line by line, are `text`."""
+    for child in node.children.values():
+        shown = child.message
+        if shown is None or shown.role is not role:
+            continue
+        if shown.text == text:
+            return child
+        if text.startswith(shown.text + "\n"):
+            found = _spelled(child, role, text[len(shown.text) + 1 :])
+            if found is not None:
+                return found
+    return None
+
+
+def _joined(node: Node, depth: int, messages: Sequence[Message]) -> Place | None:
+    """The child whose text several messages of one role from `depth` on are, put together."""
+    role, text = messages[depth].role, messages[depth].text
+    for end in range(depth + 1, len(messages)):
+        if messages[end].role is not role:
+            return None
+        text = f"{text}\n{messages[end].text}"
+        child = node.children.get((role, text, ""))
+        if child is not None:
+            return Place(child, end + 1)
+    return None

@@ -6,12 +6,12 @@ history that keeps its last turns); everything else goes through the model's cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from legorl.proxy.align import Turn, issuer
+from legorl.proxy.echoes import Turn
 from legorl.proxy.messages import Message, Role, Tool
 from legorl.proxy.render import Prior, Renderer
 from legorl.proxy.segment import Ids
@@ -82,27 +82,40 @@ def compose(
     prior: Prior | None,
     rest: Sequence[Message],
     tools: Sequence[Tool],
-    issued: Mapping[str, Turn],
+    author: Callable[[Message], Turn | None],
 ) -> Composed | None:
     """Tokens for `rest` after a context that ends with `prior` (None: an empty one), and a generation prompt.
 
-    `issued` maps tool-call ids to sampled turns. None where the template does not print `prior` the same
-    way when `rest` follows it; never None for an empty context.
+    `author` gives the sampled turn that an assistant message shows. None where the template does not print
+    `prior` the same way when `rest` follows it; never None for an empty context.
 
     Raises:
         Refusal: the template does not accept the messages.
     """
+    turns = [author(message) if message.role is Role.ASSISTANT else None for message in rest]
+    composed = _compose(renderer, prior, rest, tools, turns)
+    if composed is None and prior is None:
+        return _compose(renderer, None, rest, tools, [None] * len(rest))
+    if composed is not None:
+        for turn in composed.turns:
+            if turn is not None:
+                turn.echoed = True
+    return composed
+
+
+def _compose(
+    renderer: Renderer,
+    prior: Prior | None,
+    rest: Sequence[Message],
+    tools: Sequence[Tool],
+    turns: Sequence[Turn | None],
+) -> Composed | None:
     composition = _Composition(renderer, prior, tools)
-    for message in rest:
-        turn = issuer(message, issued) if message.role is Role.ASSISTANT else None
+    for message, turn in zip(rest, turns, strict=True):
         if turn is None or not composition.begun:
             composition.message(message)
         elif composition.prompt():
-            turn.echoed = True
             composition.turn(turn)
         else:
-            break
-    else:
-        if composition.prompt():
-            return composition.result()
-    return compose(renderer, prior, rest, tools, {}) if prior is None and issued else None
+            return None
+    return composition.result() if composition.prompt() else None

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from legorl.engine.base import Sample
 from legorl.harness.base import Speaker
-from legorl.proxy.align import MatchKey, Node, Turn, anchor_of, locate, match_key
-from legorl.proxy.compose import compose
+from legorl.proxy.align import Node, Place, trace
+from legorl.proxy.compose import Composed, compose
+from legorl.proxy.echoes import Issued, MatchKey, Turn
 from legorl.proxy.messages import ChatRequest, Message
 from legorl.proxy.render import Renderer
 from legorl.proxy.segment import Ids, Segment, digest
@@ -52,11 +53,12 @@ def thread_name(speaker: Speaker) -> str:
 class Ledger(Transcript):
     """See the module."""
 
-    def __init__(self, trial: str, renderer: Renderer) -> None:
+    def __init__(self, trial: str, renderer: Renderer, *, observed: bool = False) -> None:
+        """`observed`: a turn that the harness shows changed is context as it shows it, in a fork."""
         super().__init__(trial, str(renderer.model_dir or ""))
         self._renderer = renderer
         self._tools_index: dict[str, int] = {}
-        self._issued: dict[str, Turn] = {}
+        self._issued = Issued(observed)
         self._tips: dict[int, Node] = {}
         """By segment id: the node at its end."""
 
@@ -74,32 +76,20 @@ class Ledger(Transcript):
             Refusal: the model's chat template does not accept the messages.
         """
         root = self._root(self._thread(speaker), request)
-        keys = [match_key(message, self._issued) for message in request.messages]
-        node, depth = locate(root, request.messages, keys)
-        if depth == len(keys) and not dry:
-            retry = self._retry(node)
-            if retry is not None:
-                return retry
-        while True:
-            anchor = anchor_of(node)
-            depth -= _distance(node, anchor)
-            rest = request.messages[depth:]
-            prior = None if anchor.parent is None else anchor.prior
-            composed = compose(self._renderer, prior, rest, request.tools, self._issued)
-            if composed is not None:
-                break
-            assert anchor.parent is not None, "an opening can always be rendered"
-            node, depth = anchor.parent, depth - 1
-        kind, segment, created = self._segment_for(anchor, root.thread)
+        keys = [self._issued.key(message) for message in request.messages]
+        path = trace(root, request.messages, keys, self._issued)
+        again = path[-1].depth == len(keys) and not dry and self._supersede(path[-1].node)
+        place, composed = self._continue(path, request)
+        kind, segment, created = self._segment_for(place.node, root.thread)
         base = len(segment)
         segment.busy = True
         segment.append_context(composed.ids)
         return Plan(
-            kind=kind,
+            kind="retry" if again else kind,
             segment=segment,
-            anchor=anchor,
-            rest=rest,
-            keys=keys[depth:],
+            anchor=place.node,
+            rest=request.messages[place.depth :],
+            keys=keys[place.depth :],
             ends=[None if end is None else base + end for end in composed.ends],
             turns=composed.turns,
             base=base,
@@ -127,8 +117,7 @@ class Ledger(Transcript):
             sample_digest=digest(sample.token_ids),
         )
         self.turns.append(turn)
-        for call in message.calls:
-            self._issued[call.id] = turn
+        self._issued.add(turn)
         node = plan.anchor
         for shown, key, end, known in zip(plan.rest, plan.keys, plan.ends, plan.turns, strict=True):
             child = node.children.get(key)
@@ -137,7 +126,7 @@ class Ledger(Transcript):
             if child.end is None and end is not None:
                 child.segment, child.end, child.turn = segment, end, known
             node = child
-        tip = self._add(node, match_key(message, self._issued), message)
+        tip = self._add(node, self._issued.key(message), message)
         tip.segment, tip.end, tip.turn = segment, turn.end, turn
         self._tips[segment.id] = tip
         return turn
@@ -151,10 +140,10 @@ class Ledger(Transcript):
             plan.segment.cut(plan.base)
 
     def finish(self) -> None:
-        """No more requests: answers that never reached the harness become orphans."""
+        """No more requests: answers that never reached the harness, or were thrown away, become orphans."""
         for turn in self.turns:
-            if not (turn.orphan or turn.delivered or turn.echoed):
-                self._orphan(self._tips[turn.segment.id], "never delivered")
+            if not turn.orphan and not turn.echoed and (turn.superseded or not turn.delivered):
+                self._orphan(turn, "replaced" if turn.delivered else "never delivered")
 
     def _thread(self, speaker: Speaker) -> Thread:
         name = thread_name(speaker)
@@ -193,38 +182,53 @@ class Ledger(Transcript):
     def _next_segment_id(self) -> int:
         return self.segments[-1].id + 1 if self.segments else 0
 
-    def _retry(self, node: Node) -> Plan | None:
-        """The conversation was answered already and nothing followed: the answer was lost or thrown away."""
-        for child in node.children.values():
-            turn, segment = child.turn, child.segment
-            if turn is None or segment is None or child.children or turn.segment is not segment:
-                continue
-            if self._tips.get(segment.id) is child and not segment.busy:
-                self._orphan(child, "replaced" if turn.delivered else "never delivered")
-                segment.busy = True
-                return Plan("retry", segment, node, (), (), (), (), len(segment), False, segment.digest())
-        return None
+    def _continue(self, path: Sequence[Place], request: ChatRequest) -> tuple[Place, Composed]:
+        """The longest known conversation whose tokens can be continued, and what to append."""
+        for place in reversed(path):
+            node = place.node
+            if node.parent is None or node.end is not None:
+                prior = None if node.parent is None else node.prior
+                rest = request.messages[place.depth :]
+                composed = compose(self._renderer, prior, rest, request.tools, self._issued.author)
+                if composed is not None:
+                    return place, composed
+        raise AssertionError("an opening can always be rendered")
 
-    def _orphan(self, tip: Node, reason: str) -> None:
-        """Take the reply at the end of a segment out of it, and out of the conversation tree."""
-        turn = tip.turn
-        assert turn is not None
-        assert tip.parent is not None
-        assert not tip.children, "only an unanswered last turn can be an orphan"
+    def _supersede(self, node: Node) -> bool:
+        """Whether the conversation has an answer that nothing has followed: lost, or thrown away.
+
+        Both answers are kept until it is known which of them the harness goes on with. The new one takes the
+        old one's place in its segment; the old one gets a segment of its own.
+        """
+        for child in node.children.values():
+            turn = child.turn
+            if turn is None or turn.superseded or turn.segment.busy or child.children:
+                continue
+            if child.segment is turn.segment and self._tips.get(turn.segment.id) is child:
+                turn.superseded = True
+                if node.segment is turn.segment and node.end is not None:
+                    self._set_aside(child, turn, node.end)
+                    self._tips[node.segment.id] = node
+                return True
+        return False
+
+    def _set_aside(self, tip: Node, turn: Turn, end: int) -> None:
+        aside = Segment(self._next_segment_id(), turn.segment.thread, turn.segment.parent_thread)
+        self.segments.append(aside)
+        aside.take_turn(turn.segment, turn.start)
+        turn.segment.cut(end)
+        tip.segment = turn.segment = aside
+        self._tips[aside.id] = tip
+
+    def _orphan(self, turn: Turn, reason: str) -> None:
+        """Take a reply at the end of its segment out of it."""
         segment, span = turn.segment, slice(turn.start, turn.end)
         turn.orphan = reason
         self.orphans.append(
             Orphan(turn, segment.logprobs.view[span].copy(), segment.versions.view[span].copy())
         )
         segment.cut(turn.start)
-        tip.parent.children = {k: n for k, n in tip.parent.children.items() if n is not tip}
+        if turn.superseded and not segment.mask.view.any():
+            segment.cut(0)  # a copy of what another segment has
+        tip = self._tips.pop(segment.id)
         tip.segment, tip.end = None, None
-        self._tips.pop(segment.id)
-
-
-def _distance(node: Node, ancestor: Node) -> int:
-    steps = 0
-    while node is not ancestor:
-        assert node.parent is not None
-        node, steps = node.parent, steps + 1
-    return steps

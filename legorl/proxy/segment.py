@@ -80,6 +80,15 @@ class Segment:
             self.routing = other.routing.head(rows)
             self.routed.append(other.routed.view[:rows])
 
+    def take_turn(self, other: Segment, start: int) -> None:
+        """Begin with all of another segment; what it sampled from `start` on moves here, mask and all."""
+        self.take_context(other, len(other))
+        self.forked_from = (other.id, start)
+        for mine, theirs in ((self.mask, other.mask), (self.logprobs, other.logprobs)):
+            mine.view[start:] = theirs.view[start:]
+        self.versions.view[start:] = other.versions.view[start:]
+        other.cut(start)
+
     @property
     def routed_rows(self) -> int:
         """Forward passes already on record: the engine is asked for rows from here on."""

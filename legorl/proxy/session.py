@@ -17,8 +17,8 @@ from typing import Any
 from legorl.engine.base import Finish, ReplyParser, Sample, Sampling, TokenEngine
 from legorl.errors import EngineError, InfrastructureError, ProxyError
 from legorl.harness.base import Speaker, ThreadKind
-from legorl.proxy.align import Turn
 from legorl.proxy.body import BodyReader
+from legorl.proxy.echoes import Turn
 from legorl.proxy.ledger import Ledger, Plan, thread_name
 from legorl.proxy.messages import ChatRequest, Json, Message, Reply, Role, ToolUse
 from legorl.proxy.refusal import Reason, Refusal, invalid

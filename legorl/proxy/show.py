@@ -10,7 +10,8 @@ from rich.markup import escape
 from rich.text import Text
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
-from legorl.proxy.align import Node, Turn
+from legorl.proxy.align import Node
+from legorl.proxy.echoes import Turn
 from legorl.proxy.messages import Message, Role
 from legorl.proxy.segment import Segment
 from legorl.proxy.transcript import Transcript

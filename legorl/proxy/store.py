@@ -22,15 +22,16 @@ from numpy.typing import NDArray
 from legorl.engine.base import Finish
 from legorl.errors import UserError
 from legorl.harness.base import ThreadKind
-from legorl.proxy.align import Node, Turn
+from legorl.proxy.align import Node
 from legorl.proxy.arrays import Blocks
+from legorl.proxy.echoes import Turn
 from legorl.proxy.messages import Json, Tool, message_from_json, message_to_json
 from legorl.proxy.segment import Segment
 from legorl.proxy.transcript import Orphan, Thread, Transcript
 
 ARRAYS = "segments.npz"
 MESSAGES = "messages.jsonl.zst"
-VERSION = 1
+VERSION = 2
 
 Line = dict[str, Json]
 _DAMAGE = (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error, zstandard.ZstdError)
@@ -141,6 +142,7 @@ def _lines(transcript: Transcript) -> Iterator[Line]:
             "sample_digest": turn.sample_digest,
             "delivered": turn.delivered,
             "echoed": turn.echoed,
+            "superseded": turn.superseded,
             "changed": turn.changed,
             "orphan": turn.orphan,
         }
@@ -237,6 +239,7 @@ def _turn(line: Line, segment: Segment, token_ids: NDArray[np.int32]) -> Turn:
         sample_digest=line["sample_digest"],
         delivered=line["delivered"],
         echoed=line["echoed"],
+        superseded=line["superseded"],
         changed=tuple(line["changed"]),
         orphan=line["orphan"],
     )

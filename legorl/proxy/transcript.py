@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legorl.harness.base import ThreadKind
-from legorl.proxy.align import Node, Turn
+from legorl.proxy.align import Node
+from legorl.proxy.echoes import Turn
 from legorl.proxy.messages import Json, Tool
 from legorl.proxy.row import Call, Row
 from legorl.proxy.segment import Segment

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from legorl.harness.base import ThreadKind
-from legorl.proxy.align import Turn
+from legorl.proxy.echoes import Turn
 from legorl.proxy.messages import Role
 from legorl.proxy.row import Row
 from legorl.proxy.transcript import Transcript

@@ -11,7 +11,7 @@ from legorl.engine.base import Finish, Sample
 from legorl.engine.scripted import fake_routing
 from legorl.harness.base import Speaker, ThreadKind
 from legorl.proxy import invariants
-from legorl.proxy.align import Turn
+from legorl.proxy.echoes import Turn
 from legorl.proxy.ledger import Ledger
 from legorl.proxy.messages import ChatRequest, Message, Role, Tool, ToolUse
 from legorl.proxy.render import Renderer

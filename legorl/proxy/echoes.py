@@ -1,8 +1,8 @@
 """The policy's turns, and how they are known again in what a harness sends back.
 
-Invariant: server-issued tool-call ids decide. Harnesses re-serialise arguments, repair or replace them, rename
-tools, move, trim or drop text; an id comes back as it was issued. With `observed` set (a setting for studies)
-a turn counts as itself only where the harness shows it unchanged.
+Invariant: server-issued tool-call ids decide. Harnesses re-serialise arguments, repair or replace them,
+rename tools, move, trim or drop text; an id comes back as it was issued. With `observed` set (a setting for
+studies) a turn counts as itself only where the harness shows it unchanged.
 """
 
 from __future__ import annotations

@@ -38,6 +38,8 @@ class Plan:
     """Tokens of the segment before the request."""
     created: bool
     prompt_digest: str
+    supersedes: Turn | None
+    """An earlier answer to the same request."""
 
     @property
     def prompt_ids(self) -> Ids:
@@ -78,8 +80,10 @@ class Ledger(Transcript):
         root = self._root(self._thread(speaker), request)
         keys = [self._issued.key(message) for message in request.messages]
         path = trace(root, request.messages, keys, self._issued)
-        again = path[-1].depth == len(keys) and not dry and self._supersede(path[-1].node)
         place, composed = self._continue(path, request)
+        again = None
+        if path[-1].depth == len(keys) and not dry:
+            again = self._supersede(path[-1].node)
         kind, segment, created = self._segment_for(place.node, root.thread)
         base = len(segment)
         segment.busy = True
@@ -95,6 +99,7 @@ class Ledger(Transcript):
             base=base,
             created=created,
             prompt_digest=segment.digest(),
+            supersedes=again,
         )
 
     def commit(self, plan: Plan, turn_id: str, sample: Sample, message: Message) -> Turn:
@@ -134,6 +139,8 @@ class Ledger(Transcript):
     def rollback(self, plan: Plan) -> None:
         """Take a reservation back: no reply came."""
         plan.segment.busy = False
+        if plan.supersedes is not None:
+            plan.supersedes.superseded = False
         if plan.created:
             self.segments.remove(plan.segment)
         else:
@@ -194,8 +201,8 @@ class Ledger(Transcript):
                     return place, composed
         raise AssertionError("an opening can always be rendered")
 
-    def _supersede(self, node: Node) -> bool:
-        """Whether the conversation has an answer that nothing has followed: lost, or thrown away.
+    def _supersede(self, node: Node) -> Turn | None:
+        """The conversation's answer that nothing has followed, if there is one: lost, or thrown away.
 
         Both answers are kept until it is known which of them the harness goes on with. The new one takes the
         old one's place in its segment; the old one gets a segment of its own.
@@ -209,8 +216,8 @@ class Ledger(Transcript):
                 if node.segment is turn.segment and node.end is not None:
                     self._set_aside(child, turn, node.end)
                     self._tips[node.segment.id] = node
-                return True
-        return False
+                return turn
+        return None
 
     def _set_aside(self, tip: Node, turn: Turn, end: int) -> None:
         aside = Segment(self._next_segment_id(), turn.segment.thread, turn.segment.parent_thread)

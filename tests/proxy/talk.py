@@ -44,6 +44,7 @@ class Talk:
 
     renderer: Renderer
     tools: tuple[Tool, ...] = (BASH,)
+    observed: bool = False
     ledger: Ledger = field(init=False)
     prompts: dict[str, list[int]] = field(default_factory=dict)
     """By turn: what the engine was given."""
@@ -51,7 +52,7 @@ class Talk:
     """By turn: what the engine gave."""
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger("t", self.renderer)
+        self.ledger = Ledger("t", self.renderer, observed=self.observed)
 
     def ask(
         self,
@@ -125,6 +126,7 @@ class Talk:
                 assert row.token_ids[: call.start].tolist() == self.prompts[call.id]
                 assert row.token_ids[call.start : call.end].tolist() == self.samples[call.id]
         orphans = {orphan.turn.id for orphan in self.ledger.orphans}
+        assert not any(orphan.turn.echoed for orphan in self.ledger.orphans)
         assert seen.keys() | orphans == self.samples.keys()
         assert not seen.keys() & orphans
         trained = sum(len(ids) for name, ids in self.samples.items() if name in seen)

@@ -140,6 +140,85 @@ def test_other_tools_begin_a_new_conversation(talk: Talk) -> None:
     talk.audit()
 
 
+def test_a_synthetic_message_that_is_later_merged_with_the_turn_behind_it(talk: Talk) -> None:
+    summary = [START[0], user("Summary."), assistant("Got it. Thanks!")]
+    first = talk.ask(summary, LOOK)
+    call = first.message.calls[0]
+    merged = [*summary[:2], assistant("Got it. Thanks!Let me look.", call), result(call, "a.py")]
+    second = talk.ask(merged, "Done.")
+    talk.ask(
+        [*summary[:2], assistant("Got it. Thanks!\n" + LOOK, call), result(call, "a.py"), second.message]
+    )
+    assert talk.kinds() == ["open", "extend", "extend"]
+    assert "Thanks!<|im_end|>" in talk.prompt_text(second)
+    talk.audit()
+
+
+def test_a_synthetic_message_merged_with_a_turn_of_text(talk: Talk) -> None:
+    talk.ask([*START, assistant("Got it.")], "I am done.\n")
+    talk.ask([*START, assistant("Got it.\nI am done."), user("Go on.")])
+    assert talk.kinds() == ["open", "extend"]
+    talk.audit()
+
+
+def test_neighbours_of_one_role_are_the_same_together_and_apart(talk: Talk) -> None:
+    apart = [system("You"), system("help."), user("Fix"), user(""), user("it.")]
+    together = [system("You\nhelp."), user("Fix\n\nit.")]
+    first = talk.ask(apart, LOOK)
+    history = [first.message, result(first.message.calls[0], "a.py")]
+    second = talk.ask([*together, *history], "Done.")
+    talk.ask([*apart[:2], together[1], *history, second.message, user("And"), user("now?")], "Yes.")
+    talk.ask([*together, *history, second.message, user("And\nnow?"), assistant("Yes.")])
+    talk.ask([*together, *history, second.message, user("And\nthen?")])
+    assert talk.kinds() == ["open", "extend", "extend", "extend", "fork"]
+    talk.audit()
+
+
+TEXT_ECHOES = {
+    "other spaces": ("Look. <run>ls</run> \n", "Look.\n\n<run>ls</run>", "extend"),
+    "the first of two calls": ("<run>ls</run>\n<run>pwd</run>", "<run>ls</run>", "extend"),
+    "what followed it dropped": ("<run>ls</run> and so on", "<run>ls</run>", "extend"),
+    "another text": ("<run>ls</run>", "<run>rm</run>", "fork"),
+    "nothing": ("<run>ls</run>", "", "fork"),
+}
+
+
+@pytest.mark.parametrize("name", TEXT_ECHOES)
+def test_turns_of_harnesses_that_call_tools_in_text(talk: Talk, name: str) -> None:
+    said, shown, kind = TEXT_ECHOES[name]
+    first = talk.ask(START, said)
+    second = talk.ask([*START, assistant(shown), user("a.py")])
+    assert talk.kinds() == ["open", kind]
+    assert (said + "<|im_end|>" in talk.prompt_text(second)) == (kind == "extend")
+    assert bool(first.changed) == (kind == "extend")
+    talk.audit()
+
+
+OBSERVED = {
+    "as it was": ("Let me look.", "bash", '{"command": "ls"}', "extend"),
+    "spelled otherwise": (" Let me look.", "bash", '{"command":"ls"}', "extend"),
+    "renamed": ("Let me look.", "invalid", '{"command": "ls"}', "fork"),
+    "other arguments": ("Let me look.", "bash", '{"command": "ls", "x": 1}', "fork"),
+    "other text": ("", "bash", '{"command": "ls"}', "fork"),
+}
+
+
+@pytest.mark.parametrize("name", OBSERVED)
+def test_observed_echoes_fork_where_the_harness_changed_a_turn(renderer: Renderer, name: str) -> None:
+    talk = Talk(renderer, observed=True)
+    text, tool, arguments, kind = OBSERVED[name]
+    first = talk.ask(START, LOOK)
+    call = first.message.calls[0]
+    history = [*START, assistant(text, ToolUse(call.id, tool, arguments)), result(call, "a.py")]
+    second = talk.ask(history, "Done.")
+    talk.ask([*history, second.message, user("Go on.")])
+    assert talk.kinds() == ["open", kind, "extend"]
+    if kind == "fork":
+        assert talk.prompts[second.id] == renderer.render_full(history, (BASH,)).tolist()
+    talk.audit()
+    assert not talk.ledger.orphans
+
+
 def test_compaction_keeps_the_last_turns_as_they_were_sampled(talk: Talk) -> None:
     odd = call_text("bash", '{ "command" :   "ls" }', "Odd  spacing.")
     first = talk.ask(START, LOOK)
@@ -159,9 +238,41 @@ def test_the_same_request_again_replaces_the_last_answer(talk: Talk) -> None:
     second = talk.ask(START, LOOK)
     talk.ask([*START, second.message, result(second.message.calls[0], "a.py")])
     assert talk.kinds() == ["open", "retry", "extend"]
+    talk.audit()
     assert first.orphan == "replaced"
     assert len(talk.ledger.rows()) == 1
+
+
+def test_two_answers_to_one_request_are_both_trained_when_both_are_used(talk: Talk) -> None:
+    """Two subagents of one prompt, say, of a harness that tells them apart by nothing."""
+    one, two = talk.ask(START, LOOK), talk.ask(START, TWO)
+    talk.ask([*START, two.message, *(result(call, "two") for call in two.message.calls)])
+    third = talk.ask([*START, one.message, result(one.message.calls[0], "one")])
+    assert talk.kinds() == ["open", "retry", "extend", "extend"]
+    assert talk.prompt_text(third).endswith("one\n</tool_response><|im_end|>\n<|im_start|>assistant\n")
     talk.audit()
+    assert not talk.ledger.orphans
+    assert [len(row.calls) for row in talk.ledger.rows()] == [2, 2]
+
+
+def test_an_answer_asked_for_again_in_vain_stays(talk: Talk) -> None:
+    first = talk.ask(START, LOOK)
+    talk.drop(START)
+    talk.ask([*START, first.message, result(first.message.calls[0], "a.py")])
+    assert talk.kinds() == ["open", "extend"]
+    talk.audit()
+    assert not talk.ledger.orphans
+
+
+def test_a_request_sent_three_times_keeps_one_answer(talk: Talk) -> None:
+    lost = [talk.ask(START, "lost", delivered=False), talk.ask(START, "thrown away")]
+    talk.drop(START)
+    kept = talk.ask(START, LOOK)
+    talk.ask([*START, kept.message, result(kept.message.calls[0], "a.py")])
+    assert talk.kinds() == ["open", "retry", "retry", "extend"]
+    talk.audit()
+    assert [turn.orphan for turn in lost] == ["never delivered", "replaced"]
+    assert [len(row.calls) for row in talk.ledger.rows()] == [2]
 
 
 def test_an_answer_that_was_followed_is_no_orphan_when_the_harness_goes_back(talk: Talk) -> None:

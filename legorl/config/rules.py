@@ -56,6 +56,7 @@ def _choices(c: Config) -> Iterator[str]:
         "harness.profile": (c.harness.profile, ("lean", "stock")),
         "schedule.mode": (c.schedule.mode, ("sync", "async")),
         "backend.device": (c.backend.device, ("cpu", "cuda")),
+        "proxy.echo": (c.proxy.echo, ("sampled", "observed")),
         "algo.lr_schedule": (c.algo.lr_schedule, ("cosine", "constant")),
     }
     for key, (value, values) in allowed.items():

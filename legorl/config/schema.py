@@ -203,6 +203,15 @@ class TrackingConfig:
 
 
 @dataclass
+class ProxyConfig:
+    """The proxy between harness and engine."""
+
+    echo: str = "sampled"
+    """What a turn is in later prompts when the harness sends it back changed: `sampled`, as the policy wrote
+    it; `observed` (for studies), as the harness shows it, in a row of its own."""
+
+
+@dataclass
 class RunConfig:
     """Length of the run and what is kept of it."""
 
@@ -241,6 +250,7 @@ class Config:
     schedule: ScheduleConfig = MISSING
     launcher: LauncherConfig = MISSING
     tracking: TrackingConfig = MISSING
+    proxy: ProxyConfig = field(default_factory=ProxyConfig)
     run: RunConfig = field(default_factory=RunConfig)
     paths: PathsConfig = field(default_factory=PathsConfig)
     seed: int = 0

@@ -30,8 +30,9 @@ class Proxy:
         *,
         context_tokens: int,
         heartbeat_s: float = HEARTBEAT_S,
+        observed: bool = False,
     ) -> None:
-        self._serving = Serving(engine, renderer, parser, context_tokens)
+        self._serving = Serving(engine, renderer, parser, context_tokens, observed)
         self._sessions = Sessions()
         self._app = App(self._sessions, heartbeat_s)
         self._listeners: dict[socket.socket, Listener] = {}

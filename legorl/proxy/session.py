@@ -40,6 +40,8 @@ class Serving:
     renderer: Renderer
     parser: ReplyParser
     context_tokens: int
+    observed: bool = False
+    """Turns that a harness shows changed count as it shows them (`Ledger`)."""
 
 
 @dataclass(eq=False)
@@ -67,7 +69,7 @@ class Session:
         self.trial = trial
         self.token = secrets.token_urlsafe(24)
         self.bodies = BodyReader()
-        self.ledger = Ledger(trial, serving.renderer)
+        self.ledger = Ledger(trial, serving.renderer, observed=serving.observed)
         self.mark: str | None = None
         """Budget that ran out: `turn_limit`, `token_limit` or `context_overflow` (names of terminations)."""
         self.failure: InfrastructureError | None = None

@@ -60,7 +60,13 @@ async def open_workshop(
         UserError: something is missing on the machine or not installed.
     """
     harness = get_harness(config.harness)
-    proxy = Proxy(engine, Renderer.load(model_dir), parser, context_tokens=config.engine.max_model_len)
+    proxy = Proxy(
+        engine,
+        Renderer.load(model_dir),
+        parser,
+        context_tokens=config.engine.max_model_len,
+        observed=config.proxy.echo == "observed",
+    )
     provider = open_provider(config)
     try:
         yield Workshop(TrialRunner(provider, proxy, harness, config, run_dir), provider, proxy, harness)

@@ -66,6 +66,7 @@ def test_the_default_holds_every_rule(default: DictConfig) -> None:
         (["launcher.stall_s=0"], "launcher.stall_s=0.0 must be a positive"),
         (["algo.betas=[0.9]"], "algo.betas"),
         (["harness.profile=huge"], "harness.profile=huge: use lean or stock"),
+        (["proxy.echo=heard"], "proxy.echo=heard: use sampled or observed"),
         (["backend.device=tpu"], "backend.device=tpu: use cpu or cuda"),
     ],
 )

@@ -6,10 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from legorl.engine.base import Sampling
+from legorl.engine.scripted import ScriptedEngine
 from legorl.harness.base import Speaker, ThreadKind
+from legorl.harness.speakers import RULES
 from legorl.proxy.messages import Message, ToolUse, order_results
+from legorl.proxy.proxy import Proxy
 from legorl.proxy.render import Renderer
-from tests.proxy.models import call_text
+from tests.proxy.models import HermesLike, call_text
 from tests.proxy.talk import BASH, Talk, assistant, result, system, user
 
 START = [system("You help."), user("Fix it.")]
@@ -217,6 +221,19 @@ def test_observed_echoes_fork_where_the_harness_changed_a_turn(renderer: Rendere
         assert talk.prompts[second.id] == renderer.render_full(history, (BASH,)).tolist()
     talk.audit()
     assert not talk.ledger.orphans
+
+
+def test_the_proxy_hands_the_setting_on(renderer: Renderer) -> None:
+    engine = ScriptedEngine(lambda prompt, rng: "", renderer.tokenizer)
+    proxy = Proxy(engine, renderer, HermesLike(), context_tokens=99, observed=True)
+    session = proxy.open(
+        "t", speaker=RULES["mini_swe_agent"], sampling=Sampling(), turn_limit=1, trial_tokens=1
+    )
+    talk = Talk(renderer)
+    talk.ledger = session.ledger
+    first = talk.ask(START, LOOK)
+    talk.ask([*START, assistant("", first.message.calls[0]), result(first.message.calls[0], "a.py")])
+    assert talk.kinds() == ["open", "fork"]
 
 
 def test_compaction_keeps_the_last_turns_as_they_were_sampled(talk: Talk) -> None:

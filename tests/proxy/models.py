@@ -83,22 +83,26 @@ def write_model(directory: Path, template: str = CHATML) -> Path:
 
 
 class HermesLike:
-    """Tool calls as vLLM's hermes parser reads them, without vLLM."""
+    """Tool calls as vLLM's hermes parser reads them, without vLLM, and a thought in front of the reply."""
 
+    _THOUGHT = re.compile(r"<think>(.*?)</think>", re.DOTALL)
     _CALL = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 
     def parse(self, text: str) -> Parsed:
         """See `ReplyParser.parse`."""
+        thought = self._THOUGHT.match(text)
+        reasoning = thought[1] if thought else ""
+        text = text[thought.end() :] if thought else text
         if "<tool_call>" not in text:
-            return Parsed(text)
+            return Parsed(text, reasoning=reasoning)
         try:
             found = [json.loads(closed or rest) for closed, rest in self._CALL.findall(text)]
             calls = tuple(
                 ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in found
             )
         except (ValueError, KeyError, TypeError):
-            return Parsed(text)
-        return Parsed(text[: text.find("<tool_call>")], calls)
+            return Parsed(text, reasoning=reasoning)
+        return Parsed(text[: text.find("<tool_call>")], calls, reasoning)
 
 
 def call_text(name: str, arguments: str, text: str = "") -> str:

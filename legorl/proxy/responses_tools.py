@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from legorl.proxy.messages import Json, Tool, ToolUse
-from legorl.proxy.wire import read_each, want_name, want_object, want_text
+from legorl.proxy.wire import read_each, want_name, want_object, want_schema, want_text
 
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -90,7 +90,7 @@ def _read(value: Json, namespace: str = "", about: str = "") -> list[tuple[Tool 
     if form.custom:
         texts.append(_grammar(item.get("format")))
     else:
-        parameters = want_object(item.get("parameters") or {}, "parameters")
+        parameters = want_schema(item.get("parameters"), "parameters")
     description = "\n".join(text for text in texts if text)
     return [(Tool(full_name(namespace, form.name), description, parameters), form)]
 

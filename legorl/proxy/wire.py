@@ -7,7 +7,6 @@ from the same model. It holds no state: what a stream has said before, it is tol
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -20,6 +19,7 @@ T = TypeVar("T")
 
 _NO_CHOICE = ("auto", {"type": "auto"})
 _WISH_LENGTH = 500
+_SCHEMA_DEPTH = 64
 PLACEHOLDER = "[{} omitted: this model reads text only]"
 
 
@@ -96,6 +96,25 @@ def want_object(value: Json, where: str) -> Mapping[str, Json]:
     return value
 
 
+def want_schema(value: Json, where: str) -> Mapping[str, Json]:
+    """`value` as a tool's schema ({} for null), or a refusal that names the field.
+
+    Its depth is bounded: what is accepted is rendered and kept, wherever that happens on the stack.
+    """
+    schema = want_object({} if value is None else value, where)
+    level: list[Json] = [schema]
+    for _ in range(_SCHEMA_DEPTH):
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return schema
+    raise invalid(f"{where}: nested more than {_SCHEMA_DEPTH} levels deep")
+
+
 def want_text(value: Json, where: str) -> str:
     """`value` as a string ("" for null), or a refusal that names the field."""
     if value is None:
@@ -168,10 +187,8 @@ def note_withheld(wishes: dict[str, Json], withheld: Sequence[str], offered: int
 
 
 def _for_the_record(value: Json) -> Json:
-    """A wish as it is kept: whatever a client sends, small and valid JSON."""
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+    """A wish as it is kept: small, whatever a client sends."""
+    if isinstance(value, bool | int | float):
         return value
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if len(text) > _WISH_LENGTH:
-        return text[:_WISH_LENGTH] + "…"
-    return value if isinstance(value, str | list | dict) else text
+    return value if len(text) <= _WISH_LENGTH else text[:_WISH_LENGTH] + "…"

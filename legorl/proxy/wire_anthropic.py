@@ -34,6 +34,7 @@ from legorl.proxy.wire import (
     want_messages,
     want_name,
     want_object,
+    want_schema,
     want_text,
     wishes_of,
 )
@@ -262,7 +263,7 @@ def _tool(value: Json) -> Tool | str:
     return Tool(
         name=want_name(item.get("name"), "name"),
         description=want_text(item.get("description"), "description"),
-        parameters=want_object(item.get("input_schema") or {}, "input_schema"),
+        parameters=want_schema(item.get("input_schema"), "input_schema"),
     )
 
 

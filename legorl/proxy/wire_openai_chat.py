@@ -33,6 +33,7 @@ from legorl.proxy.wire import (
     want_messages,
     want_name,
     want_object,
+    want_schema,
     want_text,
     wishes_of,
 )
@@ -211,7 +212,7 @@ def _function(value: Json) -> Tool:
     return Tool(
         name=want_name(function.get("name"), "function.name"),
         description=want_text(function.get("description"), "function.description"),
-        parameters=want_object(function.get("parameters") or {}, "function.parameters"),
+        parameters=want_schema(function.get("parameters"), "function.parameters"),
     )
 
 

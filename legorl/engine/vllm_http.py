@@ -37,8 +37,10 @@ from legorl.errors import EngineDownError, EngineError
 UNTOUCHED = "default"
 """The version that vLLM reports before anybody set one: the weights it started with, version 0."""
 CHECK_TIMEOUT_S = 10.0
-_PROBE = Sampling(temperature=1e5, top_k=2, max_tokens=1)
-"""Two tokens, equally likely: their processed log-probability is log(1/2), whatever the policy."""
+_PROBE = Sampling(top_k=1, max_tokens=1)
+"""Sampled from the most likely token, or from the few whose logits tie: after processing its probability is
+one over a small whole number, before it is whatever the policy says."""
+_MOST_TIES = 8
 
 
 class VllmHttpEngine:
@@ -73,7 +75,8 @@ class VllmHttpEngine:
         engine = cls(url, timeout_s=timeout_s, routed=routed, weight_version=weight_version)
         try:
             sample = await engine.generate("open", [0], _PROBE)
-            if abs(float(sample.logprobs[0]) - np.log(0.5)) > 1e-2:
+            ways = float(np.exp(-sample.logprobs[0]))
+            if abs(ways - round(ways)) > 1e-3 or ways > _MOST_TIES:
                 raise EngineError(
                     f"{engine.name} reports log-probabilities before temperature, top_p and top_k: start it "
                     "with --logprobs-mode processed_logprobs."

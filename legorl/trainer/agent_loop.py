@@ -43,7 +43,9 @@ async def _open(run_dir: Path, verl_config: Any, client: Any, tokenizer: Any) ->
     config = load_config(run_dir)
     model_dir = Path(verl_config.actor_rollout_ref.model.path)
     parser = await asyncio.to_thread(vllm_parser, config.model.tool_parser, model_dir)
-    engine = VerlEngine(client, timeout_s=config.engine.request_timeout_s)
+    engine = VerlEngine(
+        client, timeout_s=config.engine.request_timeout_s, routed=config.backend.router_replay
+    )
     stack = AsyncExitStack()
     workshop = await stack.enter_async_context(open_workshop(config, engine, model_dir, parser, run_dir))
     routing = None

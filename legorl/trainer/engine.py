@@ -9,79 +9,79 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import ray
 from numpy.typing import NDArray
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 
-from legorl.engine.base import Finish, Sample, Sampling
+from legorl.engine.assemble import aborted, assemble
+from legorl.engine.base import Sample, Sampling
+from legorl.engine.calls import Calls
 from legorl.errors import EngineError
 
+Spans = list[tuple[int, int]]
+"""How many tokens which version sampled, in order."""
 
-@dataclass
-class _Call:
-    """One `generate`: where it runs now, and which version sampled how many tokens."""
-
-    request_id: str
-    attempts: int = 0
-    server: Any = None
-    spans: list[tuple[int, int]] = field(default_factory=list)
-
-
-_CALL: ContextVar[_Call | None] = ContextVar("legorl_call", default=None)
+_SPANS: ContextVar[Spans | None] = ContextVar("legorl_spans", default=None)
+"""Of the request that this task is about."""
 
 
 class _RecordingServer:
-    """A rollout server's handle that notes (tokens, version) of each reply on the current call."""
+    """A rollout server's handle that notes (tokens, version) of each reply, and stops what nobody awaits."""
 
-    def __init__(self, server: Any, call: _Call) -> None:
-        self._server, self._call = server, call
+    def __init__(self, server: Any, spans: Spans) -> None:
+        self._server, self._spans = server, spans
         self.generate = self
 
     async def remote(self, **kwargs: Any) -> Any:
         """`handle.generate.remote(...)`."""
-        output = await self._server.generate.remote(**kwargs)
+        reference = self._server.generate.remote(**kwargs)
+        try:
+            output = await reference
+        except asyncio.CancelledError:
+            # verl's `abort_request` knows only ids that vLLM has since made its own, so it never finds one. A
+            # cancelled actor task leaves vLLM's generator, on which vLLM stops the request.
+            ray.cancel(reference)
+            raise
         version = output.extra_fields.get("global_steps")
-        self._call.spans.append((len(output.token_ids), -1 if version is None else int(version)))
+        self._spans.append((len(output.token_ids), -1 if version is None else int(version)))
         return output
 
 
-class _CallTracking(LLMServerClient):  # type: ignore[misc]
-    """verl's client with its two overridable steps used to know the request's id and server."""
-
-    def _vllm_request_id(self, request_id: str) -> str:
-        call = _CALL.get()
-        if call is None:
-            return str(super()._vllm_request_id(request_id))
-        call.attempts += 1
-        return f"{call.request_id}-{call.attempts}"
+class _Recording(LLMServerClient):  # type: ignore[misc]
+    """verl's client, whose server handles record."""
 
     async def _acquire_server(self, request_id: str, **extra: Any) -> tuple[str, Any]:
         server_id, server = await super()._acquire_server(request_id, **extra)
-        call = _CALL.get()
-        if call is None:
-            return server_id, server
-        call.server = server
-        return server_id, _RecordingServer(server, call)
+        spans = _SPANS.get()
+        return server_id, server if spans is None else _RecordingServer(server, spans)
 
 
-class SyncClient(_CallTracking):
+class SyncClient(_Recording):
     """Client of the synchronous trainer."""
 
 
-class AsyncClient(_CallTracking, FullyAsyncLLMServerClient):  # type: ignore[misc]
+class AsyncClient(_Recording, FullyAsyncLLMServerClient):  # type: ignore[misc]
     """Client of the asynchronous trainer: resumes replies that a weight update interrupted."""
 
 
 class VerlEngine:
-    """See the module."""
+    """See the module.
 
-    def __init__(self, client: LLMServerClient, *, timeout_s: float) -> None:
+    Args:
+        client: verl's.
+        timeout_s: deadline of one request, waiting for a weight update included.
+        routed: the policy is a mixture of experts whose routing is wanted.
+    """
+
+    name = "verl's engine"
+
+    def __init__(self, client: LLMServerClient, *, timeout_s: float, routed: bool) -> None:
         self._client = client
-        self._timeout_s = timeout_s
-        self._calls: dict[str, _Call] = {}
+        self._routed = routed
+        self._calls = Calls(self.name, timeout_s)
 
     async def generate(
         self,
@@ -93,7 +93,22 @@ class VerlEngine:
         sticky: str = "",
     ) -> Sample:
         """See `TokenEngine.generate`."""
-        prompt = [int(token) for token in prompt_ids]
+        prompt = np.asarray(prompt_ids, dtype=np.int32).tolist()
+        work = self._sample(request_id, prompt, sampling, routed_from, sticky or request_id)
+        sample = await self._calls.run(request_id, work)
+        return aborted(routed_from) if sample is None else sample
+
+    async def abort(self, request_id: str) -> None:
+        """See `TokenEngine.abort`."""
+        await self._calls.abort(request_id)
+
+    async def close(self) -> None:
+        """Stop what is in flight. The servers belong to verl."""
+        await self._calls.close()
+
+    async def _sample(
+        self, request_id: str, prompt: list[int], sampling: Sampling, routed_from: int, sticky: str
+    ) -> Sample:
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -102,69 +117,33 @@ class VerlEngine:
             "logprobs": True,
             "routed_experts_prompt_start": routed_from,
         }
-        call = _Call(request_id)
-        self._calls[request_id] = call
-        token = _CALL.set(call)
+        spans: Spans = []
+        _SPANS.set(spans)  # this coroutine is a task of its own, with a context of its own
         try:
-            output = await asyncio.wait_for(
-                self._client.generate(
-                    request_id=sticky or request_id, prompt_ids=prompt, sampling_params=params
-                ),
-                self._timeout_s,
-            )
-        except TimeoutError as error:
-            await self.abort(request_id)
-            raise EngineError(
-                f"The engine did not answer request {request_id} within {self._timeout_s:g} s; "
-                "raise engine.request_timeout_s or lower sandbox.concurrency."
-            ) from error
-        except asyncio.CancelledError:
-            await self.abort(request_id)
-            raise
+            output = await self._client.generate(request_id=sticky, prompt_ids=prompt, sampling_params=params)
         except Exception as error:
             raise EngineError(
-                f"The engine failed on request {request_id}: {type(error).__name__}: {error}"
+                f"{self.name} failed on request {request_id}: {type(error).__name__}: {error}"
             ) from error
-        finally:
-            _CALL.reset(token)
-            self._calls.pop(request_id, None)
-        return _sample(output, call, sampling, routed_from)
-
-    async def abort(self, request_id: str) -> None:
-        """See `TokenEngine.abort`."""
-        call = self._calls.get(request_id)
-        if call is not None and call.server is not None:
-            call.server.abort_request.remote(f"{call.request_id}-{call.attempts}", reset_prefix_cache=False)
-
-    async def close(self) -> None:
-        """The servers belong to verl."""
-
-
-def _sample(output: Any, call: _Call, sampling: Sampling, routed_from: int) -> Sample:
-    tokens = np.asarray(output.token_ids, dtype=np.int32)
-    if output.log_probs is None or len(output.log_probs) != len(tokens):
-        raise EngineError(f"The engine returned {len(tokens)} tokens without their log-probabilities.")
-    versions = np.repeat(
-        np.asarray([version for _, version in call.spans], dtype=np.int32), [count for count, _ in call.spans]
-    )
-    if len(versions) != len(tokens):
-        raise EngineError(
-            f"The engine returned {len(tokens)} tokens, {len(versions)} of them with a version."
+        experts = output.routed_experts
+        return assemble(
+            self.name,
+            prompt_tokens=len(prompt),
+            sampling=sampling,
+            token_ids=output.token_ids,
+            logprobs=() if output.log_probs is None else output.log_probs,
+            weight_version=np.repeat(
+                np.array([version for _, version in spans], np.int32), [count for count, _ in spans]
+            ),
+            finish=_finish(output.stop_reason, len(output.token_ids), sampling.max_tokens),
+            routed_experts=None if experts is None else np.asarray(experts),
+            routed_from=routed_from,
+            routed=self._routed,
         )
-    finish = Finish.STOP
-    if output.stop_reason in ("aborted", "abort"):
-        finish = Finish.ABORT
-    elif len(tokens) >= sampling.max_tokens or output.stop_reason == "length":
-        finish = Finish.LENGTH
-    experts = output.routed_experts
-    if experts is not None:
-        experts = np.asarray(experts)
-        experts = experts.astype(np.uint8 if experts.max(initial=0) < 256 else np.uint16, copy=False)
-    return Sample(
-        token_ids=tokens,
-        logprobs=np.asarray(output.log_probs, dtype=np.float32),
-        weight_version=versions,
-        finish=finish,
-        routed_experts=experts,
-        routed_start=routed_from,
-    )
+
+
+def _finish(reason: str | None, count: int, limit: int) -> str | None:
+    """vLLM's word, from verl's."""
+    if reason == "completed":
+        return "length" if count >= limit else "stop"
+    return "abort" if reason == "aborted" else reason

@@ -217,6 +217,37 @@ def test_a_healthy_engine_that_answers_nothing_loses_its_turn(
     run(main())
 
 
+def test_abort_reaches_the_engine_that_has_the_request() -> None:
+    async def main() -> None:
+        engines = FakeEngine(0, 100.0), FakeEngine(1, 100.0)
+        async with routed(*engines) as router:
+            asked = [
+                asyncio.create_task(router.generate(f"a{n}", [1], Sampling(), sticky=f"t{n}"))
+                for n in range(4)
+            ]
+            await asyncio.sleep(1)
+            for n in range(4):
+                await router.abort(f"a{n}")
+                assert (await asked[n]).finish is Finish.ABORT
+                assert f"a{n}" in engines[n % 2].stopped
+            await router.abort("unknown")
+            new = asyncio.create_task(router.generate("b", [1], Sampling()))
+            await asyncio.sleep(0)
+            await router.abort("b")  # at once, before any engine has begun it
+            assert (await new).finish is Finish.ABORT
+            assert not any("b" in engine.answered for engine in engines)
+            with pytest.raises(EngineError, match="in flight already"):
+                again = asyncio.create_task(router.generate("c", [1], Sampling()))
+                await asyncio.sleep(0)
+                try:
+                    await router.generate("c", [1], Sampling())
+                finally:
+                    again.cancel()
+                    await asyncio.wait({again})
+
+    run(main())
+
+
 def test_all_dead_is_said_at_once() -> None:
     async def main() -> None:
         engines = FakeEngine(0), FakeEngine(1)
@@ -280,7 +311,7 @@ class Story:
 
     async def do(self, router: Router, kind: str, index: int, seconds: float) -> None:
         """One action."""
-        name = f"r{index}"
+        name = f"r{index % max(len(self.tasks), 1)}"
         if kind == "ask":
             for engine in self.engines:
                 engine.seconds = seconds

@@ -14,12 +14,13 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
 from legorl.config.compose import compose
 from legorl.config.schema import ModelConfig
+from legorl.engine.base import Sampling
 from legorl.policy.model import random_policy
 
 ENVIRONMENT = {
@@ -34,6 +35,8 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
+FLAGS = ("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-return-routed-experts")
+"""What `legorl.engine.vllm_http` needs of a server."""
 START_TIMEOUT_S = 600.0
 CONTEXT = 4096
 
@@ -135,3 +138,13 @@ class VllmServer:
         except (urllib.error.URLError, OSError):
             return False
         return True
+
+
+async def running(engine: Any) -> int:
+    """Requests that the core of an engine works on."""
+    from prometheus_client import REGISTRY
+
+    # The gauge is set when a step ends, so there must be one.
+    await engine.generate("nudge", [1], Sampling(max_tokens=1))
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    return int(sum(sample.value for sample in samples if sample.name == "vllm:num_requests_running"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from legorl.proxy.echoes import Issued, MatchKey, Turn, changes, echo_below
 from legorl.proxy.messages import Message, Role
@@ -42,8 +43,7 @@ class Node:
         return Prior(self.message.role)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A known conversation, and how many messages of a request show it."""
 
     node: Node
@@ -52,9 +52,9 @@ class Place:
 
 def trace(root: Node, messages: Sequence[Message], keys: Sequence[MatchKey], issued: Issued) -> list[Place]:
     """The known conversations that `messages` begins with, the shortest first; `keys` are the messages'."""
-    path = [Place(root, 0)]
-    while path[-1].depth < len(keys):
-        node, depth = path[-1].node, path[-1].depth
+    node, depth = root, 0
+    path = [Place(node, depth)]
+    while depth < len(keys):
         child = node.children.get(keys[depth])
         place = Place(child, depth + 1) if child else _regrouped(node, depth, messages, keys, issued)
         if place is None:
@@ -64,6 +64,7 @@ def trace(root: Node, messages: Sequence[Message], keys: Sequence[MatchKey], iss
             turn.echoed = True
             turn.changed = changes(turn.message, messages[depth])
         path.append(place)
+        node, depth = place
     return path
 
 
@@ -119,8 +120,9 @@ def _spelled(node: Node, role: Role, text: str) -> Node | None:
 def _joined(node: Node, depth: int, messages: Sequence[Message]) -> Place | None:
     """The child whose text several messages of one role from `depth` on are, put together."""
     role, text = messages[depth].role, messages[depth].text
+    longest = max((len(child.message.text) for child in node.children.values() if child.message), default=0)
     for end in range(depth + 1, len(messages)):
-        if messages[end].role is not role:
+        if messages[end].role is not role or len(text) + len(messages[end].text) >= longest:
             return None
         text = f"{text}\n{messages[end].text}"
         child = node.children.get((role, text, ""))

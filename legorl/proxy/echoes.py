@@ -62,11 +62,13 @@ class Issued:
 
     def author(self, message: Message) -> Turn | None:
         """The turn that an assistant message shows by its call ids; None for none, or a mixture of turns."""
-        turns = {turn.id: turn for call in message.calls if (turn := self._turns.get(call.id)) is not None}
-        if len(turns) != 1:
-            return None
-        turn = next(iter(turns.values()))
-        return None if self.observed and changes(turn.message, message) else turn
+        author = None
+        for call in message.calls:
+            turn = self._turns.get(call.id)
+            if turn is not None and author is not None and turn is not author:
+                return None
+            author = turn or author
+        return None if author and self.observed and changes(author.message, message) else author
 
     def key(self, message: Message) -> MatchKey:
         """What a message is recognised by."""

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.text import Text
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
+from legorl.errors import UserError
 from legorl.proxy.align import Node
 from legorl.proxy.echoes import Turn
 from legorl.proxy.messages import Message, Role
@@ -108,7 +109,12 @@ def _message(message: Message) -> Iterator[str]:
 
 def _tokenizer(model_dir: str) -> Tokenizer | None:
     file = Path(model_dir) / "tokenizer.json"
-    return Tokenizer.from_file(str(file)) if model_dir and file.exists() else None
+    if not model_dir or not file.exists():
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more special
+        raise UserError(f"{file} is not a tokenizer: {error}.") from error
 
 
 def _shade(logprob: float) -> str:

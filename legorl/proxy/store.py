@@ -1,12 +1,14 @@
 """A transcript on disk: `segments.npz` (all arrays) and `messages.jsonl.zst` (everything else).
 
-Invariants: each file is written under a partial name and renamed; `messages.jsonl.zst` comes last and ends
-with a count of its lines, so a directory either holds a whole transcript or says that it does not. Each
-message is written once, however often the harness sent it.
+Invariants: each file is written under a partial name and renamed; `messages.jsonl.zst` comes last, ends with
+a count of its lines and the hash of the arrays, and carries a checksum: a directory either holds a whole
+transcript, byte for byte as it was written, or says that it does not. Each message is written once, however
+often the harness sent it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zlib
@@ -34,7 +36,19 @@ MESSAGES = "messages.jsonl.zst"
 VERSION = 2
 
 Line = dict[str, Json]
-_DAMAGE = (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile, zlib.error, zstandard.ZstdError)
+_DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    EOFError,
+    MemoryError,
+    RecursionError,
+    BadZipFile,
+    zlib.error,
+    zstandard.ZstdError,
+)
 """What reading a file that is not whole can raise."""
 
 
@@ -43,11 +57,12 @@ def save(transcript: Transcript, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     np.savez(buffer, **_arrays(transcript))  # type: ignore[arg-type]
+    (directory / MESSAGES).unlink(missing_ok=True)
     _write(directory / ARRAYS, buffer.getvalue())
     lines = [json.dumps(line, ensure_ascii=False) for line in _lines(transcript)]
-    lines.append(json.dumps({"kind": "end", "lines": len(lines)}))
+    lines.append(json.dumps(_end(len(lines), buffer.getvalue())))
     text = "\n".join(lines).encode(errors="replace")
-    _write(directory / MESSAGES, zstandard.ZstdCompressor(level=3).compress(text))
+    _write(directory / MESSAGES, zstandard.ZstdCompressor(level=3, write_checksum=True).compress(text))
 
 
 def load(directory: Path) -> Transcript:
@@ -58,12 +73,15 @@ def load(directory: Path) -> Transcript:
     """
     try:
         raw = (directory / MESSAGES).read_bytes()
-        with np.load(directory / ARRAYS, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        stored = (directory / ARRAYS).read_bytes()
         text = zstandard.ZstdDecompressor().decompressobj().decompress(raw).decode()
         lines = [json.loads(line) for line in text.split("\n")]
-        if lines[-1] != {"kind": "end", "lines": len(lines) - 1}:
-            raise ValueError("the end is missing")
+        end = _end(len(lines) - 1, stored)
+        if lines[-1] != end:
+            same_length = lines[-1].get("lines") == end["lines"]
+            raise ValueError(f"{ARRAYS} has changed" if same_length else "the end is missing")
+        with np.load(io.BytesIO(stored), allow_pickle=False) as members:
+            arrays = dict(members)
         return _read(lines, arrays)
     except FileNotFoundError as error:
         name = Path(error.filename).name
@@ -72,6 +90,10 @@ def load(directory: Path) -> Transcript:
         ) from error
     except _DAMAGE as error:
         raise UserError(f"The transcript in {directory} is damaged: {error!r}.") from error
+
+
+def _end(lines: int, arrays: bytes) -> Line:
+    return {"kind": "end", "lines": lines, "arrays": hashlib.blake2b(arrays, digest_size=16).hexdigest()}
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -46,6 +46,7 @@ def write_trial(record: TrialRecord, remains: Remains, directory: Path) -> None:
         InfrastructureError: the disk is full, or the directory cannot be written.
     """
     try:
+        (directory / "trial.json").unlink(missing_ok=True)  # from here on it says that it is not complete
         if directory.exists():
             shutil.rmtree(directory)
         directory.mkdir(parents=True)

@@ -118,6 +118,13 @@ def _head(record: TrialRecord) -> str:
 def _check(path: Path, console: Console) -> int:
     transcript = load(path)
     violations = check(transcript)
+    if (path / "trial.json").exists():
+        record = read_record(path)
+        violations += [f"found when it was recorded: {text}" for text in record.violations]
+        if record.id != transcript.trial:
+            violations.append(f"trial.json is of {record.id}, the transcript of {transcript.trial}")
+    else:
+        console.print("[yellow]no trial.json: a trial that was interrupted, or a transcript alone[/]")
     for violation in violations:
         console.print(f"[red]{escape(violation)}[/]")
     if not violations:

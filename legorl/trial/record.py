@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from legorl.errors import UserError
 
 
@@ -97,10 +99,10 @@ def read_record(directory: Path) -> TrialRecord:
     """
     file = directory / "trial.json"
     try:
-        return TrialRecord.from_json(json.loads(file.read_text()))
+        return msgspec.convert(json.loads(file.read_bytes()), TrialRecord)
     except FileNotFoundError as error:
         raise UserError(
             f"{directory} has no trial.json: the trial was interrupted, or this is no trial."
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise UserError(f"{file} is not a trial record: {error}.") from error

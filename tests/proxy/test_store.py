@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from legorl.proxy import invariants
 from legorl.proxy.render import Renderer
 from legorl.proxy.store import ARRAYS, MESSAGES, load, save
 from legorl.trial.commands import add_parser, run
+from legorl.trial.record import write_record
 from tests.proxy.models import call_text
 from tests.proxy.talk import Talk, result, system, user
+from tests.trial.test_record import RECORD
 
 START = [system("You help."), user("Fix [it].")]
 
@@ -65,6 +68,47 @@ def test_a_truncated_file_says_so(talk: Talk, tmp_path: Path, damaged: str) -> N
         load(tmp_path)
 
 
+@pytest.mark.parametrize("damaged", [ARRAYS, MESSAGES])
+def test_every_flipped_bit_is_found(talk: Talk, tmp_path: Path, damaged: str) -> None:
+    save(talk.ledger, tmp_path)
+    data = (tmp_path / damaged).read_bytes()
+    positions = {0, len(data) // 2, len(data) - 1, *range(3, len(data), max(1, len(data) // 400))}
+    for position in positions:
+        flipped = bytearray(data)
+        flipped[position] ^= 1 << (position % 8)
+        (tmp_path / damaged).write_bytes(flipped)
+        try:
+            again = load(tmp_path)
+        except UserError as error:
+            assert "damaged" in str(error)
+        else:  # a bit of the compression's own, which says nothing
+            assert damaged == MESSAGES
+            assert [t.message for t in again.turns] == [t.message for t in talk.ledger.turns]
+
+
+def test_files_of_two_transcripts_do_not_go_together(talk: Talk, renderer: Renderer, tmp_path: Path) -> None:
+    save(talk.ledger, tmp_path)
+    other = Talk(renderer)
+    other.ask(START, "Hello.")
+    save(other.ledger, tmp_path / "other")
+    (tmp_path / "other" / ARRAYS).rename(tmp_path / ARRAYS)
+    with pytest.raises(UserError, match=r"segments\.npz has changed"):
+        load(tmp_path)
+
+
+def test_no_trial_there_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, message in (
+        (tmp_path, "interrupted"),
+        (tmp_path / "none", "interrupted"),
+        (tmp_path / "file", "dam"),
+    ):
+        with pytest.raises(UserError, match=message):
+            command("check", str(path))
+        with pytest.raises(UserError, match=message):
+            command("show", str(path))
+
+
 def command(*words: str) -> int:
     import argparse
 
@@ -76,7 +120,14 @@ def command(*words: str) -> int:
 def test_show_and_check(talk: Talk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(talk.ledger, tmp_path)
     assert command("check", str(tmp_path)) == 0
-    assert "I1 to I4 hold: 3 rows, 4 replies" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "I1 to I4 hold: 3 rows, 4 replies" in out
+    assert "no trial.json" in out
+    write_record(replace(RECORD, id="other", violations=()), tmp_path)
+    assert command("check", str(tmp_path)) == 1
+    assert "trial.json is of other, the transcript of t" in capsys.readouterr().out
+    write_record(replace(RECORD, id="t", violations=()), tmp_path)
+    assert command("check", str(tmp_path)) == 0
     assert command("show", str(tmp_path), "--tokens") == 0
     out = capsys.readouterr().out
     for expected in ("thread side:title", "Fix [it].", 'bash({"command": "ls"})', "orphan c0", "<|im_end|>"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from legorl.engine.base import Finish, Sample
+from legorl.engine.base import Finish, ReplyParser, Sample
 from legorl.engine.scripted import fake_routing
 from legorl.harness.base import Speaker, ThreadKind
 from legorl.proxy import invariants
@@ -45,6 +45,9 @@ class Talk:
     renderer: Renderer
     tools: tuple[Tool, ...] = (BASH,)
     observed: bool = False
+    end: str = "<|im_end|>"
+    """The template's end of a turn."""
+    parser: ReplyParser = field(default_factory=HermesLike)
     ledger: Ledger = field(init=False)
     prompts: dict[str, list[int]] = field(default_factory=dict)
     """By turn: what the engine was given."""
@@ -66,8 +69,8 @@ class Talk:
     ) -> Turn:
         """One request and its reply. `cut`: the engine stopped at the length limit."""
         request = ChatRequest(tuple(messages), self.tools if tools is None else tools)
-        text = (reply or "x") if cut else reply + "<|im_end|>"
-        parsed = HermesLike().parse(self.renderer.decode(self.renderer.encode(text)))
+        text = (reply or "x") if cut else reply + self.end
+        parsed = self.parser.parse(self.renderer.decode(self.renderer.encode(text)))
         name = f"c{len(self.samples)}"
         calls = tuple(
             ToolUse(f"{name}-{index}", call.name, call.arguments) for index, call in enumerate(parsed.calls)
@@ -86,7 +89,7 @@ class Talk:
             token_ids=ids,
             logprobs=np.full(len(ids), -0.5, np.float32),
             weight_version=np.zeros(len(ids), np.int32),
-            finish=Finish.STOP if text.endswith("<|im_end|>") else Finish.LENGTH,
+            finish=Finish.STOP if text.endswith(self.end) else Finish.LENGTH,
             routed_experts=fake_routing(np.concatenate([prompt, ids])[routed_from:-1], ROUTING),
             routed_start=routed_from,
         )

@@ -54,12 +54,19 @@ def prepare(config: Config, say: Say) -> None:
     # torch imports it with vLLM, and it refuses to load once something else has imported distutils.
     import setuptools  # noqa: F401
 
+    if config.model.path:  # a template that cannot work is known before anything else is made
+        _check_template(Path(config.model.path), config)
     pool = _pool(config, say)
     cache = Path(config.paths.cache)
     _install(config, cache, say)
     if not config.model.path:
         _policy(config, pool, cache, say)
     policy = starting_policy(config, pool)
+    if not config.model.path:
+        _check_template(policy, config)
+
+
+def _check_template(policy: Path, config: Config) -> None:
     # Imported here: vLLM reads the environment that `set_up` made.
     from legorl.engine.vllm_parser import vllm_parser
     from legorl.proxy.check import check_template

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
-from legorl.harness.install import Runtime, npm_binary
-from legorl.harness.program import MODEL_NAME, Program, broken, overflow_in
+from legorl.harness.fetch import npm_files
+from legorl.harness.install import Runtime
+from legorl.harness.program import MODEL_NAME, Program, broken, last_event, overflow_in
 from legorl.sandbox.base import ExecResult, Sandbox
 
 _PACKAGE = "@anthropic-ai/claude-code-linux-x64"
@@ -50,7 +49,7 @@ class ClaudeCode(Program):
         """See `Program.runtime`."""
 
         def build(target: Path) -> None:
-            npm_binary(_PACKAGE, self.version, "claude", target / "claude")
+            npm_files(_PACKAGE, self.version, {"claude": target / "claude"})
 
         return Runtime(
             name=self.name,
@@ -81,7 +80,7 @@ class ClaudeCode(Program):
         """See `Harness.outcome`. Read from the last line of the stream, the `result`."""
         if result.timed_out:
             return Outcome("agent_deadline")
-        end = _result_line(result.stdout)
+        end = last_event(result.stdout, "result")
         if end.get("subtype") == "error_max_turns":
             return Outcome("turn_limit")
         if end.get("subtype") == "success" and not end.get("is_error"):
@@ -92,14 +91,3 @@ class ClaudeCode(Program):
         if _CUT_REPLY in text:  # one reply after the other ran into its token limit: the policy's doing
             return Outcome("format_errors", text)
         raise broken(self.name, result, f"ended with {end.get('subtype', 'no result line')}: {text}")
-
-
-def _result_line(stdout: bytes) -> dict[str, Any]:
-    for line in reversed(stdout.splitlines()):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and event.get("type") == "result":
-            return event
-    return {}

@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import legorl
 from legorl.errors import HarnessError, SandboxExecError
-from legorl.harness.install import base_python
+from legorl.harness.fetch import base_python
 from legorl.sandbox.base import ExecResult
 from legorl.sandbox.capture import Capture, sealed_input
 from legorl.sandbox.channel import MESSAGE_BYTES, encode, pair, send

@@ -1,4 +1,4 @@
-"""Install pinned harness runtimes below the cache, by name from their ordinary registries.
+"""Pinned harness runtimes below the cache; `fetch.py` has what their builds use.
 
 Invariant: a directory `<cache>/harness/<name>-<version>` is complete, matches its pinned entry file and is
 read-only, or it does not exist. It is built in a sibling directory and renamed; a file lock keeps two
@@ -11,21 +11,16 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import distributions
 from pathlib import Path
 
 from legorl.errors import UserError
 
 MANIFEST = "manifest.json"
-_COMMAND_DEADLINE_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -91,58 +86,6 @@ def locate(runtime: Runtime, cache: Path) -> Path:
             f"Run: legorl harness install {runtime.name} --cache {cache}"
         )
     return target
-
-
-def run_tool(argv: Sequence[str], *, cwd: Path) -> None:
-    """Run an installer; failure is a `UserError` with the command and its last lines."""
-    try:
-        done = subprocess.run(
-            argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=_COMMAND_DEADLINE_S, check=False,
-        )  # fmt: skip
-    except FileNotFoundError as error:
-        raise UserError(f"`{argv[0]}` is needed to install this harness and is not on the PATH.") from error
-    except subprocess.TimeoutExpired as error:
-        raise UserError(f"`{' '.join(argv)}` did not finish within {_COMMAND_DEADLINE_S:.0f} s.") from error
-    if done.returncode != 0:
-        last = "\n".join(done.stdout.strip().splitlines()[-8:])
-        raise UserError(f"`{' '.join(argv)}` failed with exit code {done.returncode}:\n{last}")
-
-
-def pip_install(requirements: Sequence[str], target: Path) -> None:
-    """Install exactly these requirements (no dependencies of theirs) into a plain directory, compiled."""
-    # Not `find_spec("pip")`: setuptools takes that for pip, and withdraws its distutils with a warning.
-    python = sys.executable if any(distributions(name="pip")) else str(base_python())
-    options = ("--no-deps", "--only-binary", ":all:", "--no-compile", "--disable-pip-version-check", "-q")
-    run_tool(
-        (python, "-m", "pip", "install", *options, "--target", str(target), *requirements), cwd=target.parent
-    )
-    # Byte code is what makes a start cost 0.4 s and not 1.2 s; it stays valid when files are moved.
-    compile_options = ("-q", "--invalidation-mode", "unchecked-hash")
-    run_tool((python, "-m", "compileall", *compile_options, str(target)), cwd=target.parent)
-
-
-def npm_binary(package: str, version: str, file: str, target: Path) -> None:
-    """Take one native binary out of an npm package; the package's scripts do not run.
-
-    Raises:
-        UserError: not an x86-64 Linux, or npm fails.
-    """
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        raise UserError(
-            f"{package} is a Linux x86_64 binary; this machine is {platform.system()} {platform.machine()}."
-        )
-    options = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save")
-    with tempfile.TemporaryDirectory(prefix=".npm.", dir=target.parent.parent) as workdir:
-        places = ("--cache", f"{workdir}/cache", "--prefix", workdir)
-        run_tool(("npm", "install", *options, *places, f"{package}@{version}"), cwd=Path(workdir))
-        (Path(workdir) / "node_modules" / package / file).rename(target)
-
-
-def base_python() -> Path:
-    """The interpreter of the running Python's base installation: sandboxes mount its prefix, not our venv."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    return Path(sys.base_prefix) / "bin" / name
 
 
 def _build(runtime: Runtime, home: Path, target: Path) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from legorl.config.schema import HarnessConfig
 from legorl.errors import TransferError
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
+from legorl.harness.fetch import base_python, pip_install
 from legorl.harness.forkserver import ForkServer, Joinable
-from legorl.harness.install import Runtime, base_python, locate, pip_install
+from legorl.harness.install import Runtime, locate
 from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
 from legorl.sandbox.base import ExecResult, Mount, Sandbox
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
-from legorl.harness.install import Runtime, npm_binary
-from legorl.harness.program import MODEL_NAME, Program, broken, overflow_in
+from legorl.harness.fetch import npm_files
+from legorl.harness.install import Runtime
+from legorl.harness.program import MODEL_NAME, Program, broken, events_in, overflow_in
 from legorl.sandbox.base import ExecResult, Sandbox
 
 _PACKAGE = "opencode-linux-x64-baseline"
@@ -27,7 +28,7 @@ class OpenCode(Program):
         """See `Program.runtime`."""
 
         def build(target: Path) -> None:
-            npm_binary(_PACKAGE, self.version, "bin/opencode", target / "opencode")
+            npm_files(_PACKAGE, self.version, {"bin/opencode": target / "opencode"})
 
         return Runtime(
             name=self.name,
@@ -70,7 +71,7 @@ class OpenCode(Program):
         """See `Harness.outcome`. Read from the stream of events."""
         if result.timed_out:
             return Outcome("agent_deadline")
-        events = _events(result.stdout)
+        events = events_in(result.stdout)
         for error in (str(event.get("error")) for event in events if event.get("type") == "error"):
             if overflow_in(error):
                 return Outcome("context_overflow", error)
@@ -96,15 +97,3 @@ def _common(base_url: str, token: str, limits: HarnessLimits) -> dict[str, Any]:
         "share": "disabled",
         "permission": {"*": "allow"},
     }
-
-
-def _events(stdout: bytes) -> list[dict[str, Any]]:
-    events = []
-    for line in stdout.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            events.append(event)
-    return events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,24 @@ class Program:
 def overflow_in(text: str) -> bool:
     """Whether an error text is the proxy's refusal of a request that does not fit."""
     return any(mark in text.lower() for mark in _OVERFLOW)
+
+
+def events_in(stdout: bytes) -> list[dict[str, Any]]:
+    """The events of a stream of JSON lines; other lines are passed over."""
+    events = []
+    for line in stdout.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict):
+            events.append(event)
+    return events
+
+
+def last_event(stdout: bytes, kind: str) -> dict[str, Any]:
+    """The last event whose `type` is `kind`; empty when there is none."""
+    return next((event for event in reversed(events_in(stdout)) if event.get("type") == kind), {})
 
 
 def broken(name: str, result: ExecResult, why: str) -> HarnessError:

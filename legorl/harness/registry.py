@@ -9,13 +9,19 @@ from legorl.config.schema import HarnessConfig
 from legorl.errors import UserError
 from legorl.harness.base import Harness
 from legorl.harness.claude_code import ClaudeCode
+from legorl.harness.codex import Codex
 from legorl.harness.mini_swe_agent import MiniSweAgent
 from legorl.harness.opencode import OpenCode
+from legorl.harness.openhands import OpenHands
+from legorl.harness.qwen_code import QwenCode
 
 HARNESSES: dict[str, Callable[[HarnessConfig], Harness]] = {
     "mini_swe_agent": MiniSweAgent,
     "claude_code": ClaudeCode,
     "opencode": OpenCode,
+    "openhands": OpenHands,
+    "codex": Codex,
+    "qwen_code": QwenCode,
 }
 
 

@@ -16,6 +16,8 @@ class HarnessConfig:
     """Which agent program, and the limits handed to it."""
 
     name: str = MISSING
+    target: str = ""
+    """Import path `package.module:Class` of an adapter of your own; empty for a packaged one."""
     profile: str = "lean"
     """`lean`: few tools and a short system prompt, by the program's own settings; `stock`: as shipped."""
     turn_limit: int = 8

@@ -34,6 +34,7 @@ _STABLE_ENV = {
 }
 """With these every request's history is an exact extension of the one before."""
 
+_LEAST_WINDOW = 100_000
 _CUT_REPLY = "output token maximum"
 """In the error with which Claude Code gives up after several replies without an end."""
 
@@ -71,6 +72,7 @@ class ClaudeCode(Program):
             "BASH_DEFAULT_TIMEOUT_MS": str(limits.command_timeout_s * 1000),
             "BASH_MAX_TIMEOUT_MS": str(limits.command_timeout_s * 1000),
         }
+        env |= _window(limits.context_tokens)
         if self.lean:
             options = ["--bare", "--tools", "Bash", *options]
             env |= _STABLE_ENV
@@ -91,3 +93,13 @@ class ClaudeCode(Program):
         if _CUT_REPLY in text:  # one reply after the other ran into its token limit: the policy's doing
             return Outcome("format_errors", text)
         raise broken(self.name, result, f"ended with {end.get('subtype', 'no result line')}: {text}")
+
+
+def _window(context_tokens: int) -> dict[str, str]:
+    """When to compact. It takes an unknown model's context for a million tokens and knows no window below
+    100,000; for a smaller one it compacts at a share of that."""
+    window = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(max(_LEAST_WINDOW, context_tokens))}
+    if context_tokens < _LEAST_WINDOW:
+        share = max(1, 80 * context_tokens // _LEAST_WINDOW)
+        window["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"] = str(share)
+    return window

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from legorl.config.schema import HarnessConfig
@@ -17,8 +19,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     listing = actions.add_parser(
         "list", help="harnesses, their pinned versions, and whether they are installed"
     )
+    listing.add_argument("--json", action="store_true", help="as a list of objects")
     installing = actions.add_parser("install", help="install harnesses into the cache")
-    installing.add_argument("names", nargs="+", metavar="NAME", help="a harness, or `all`")
+    installing.add_argument(
+        "names",
+        nargs="+",
+        metavar="NAME",
+        help="a harness, `all`, or one of your own as package.module:Class",
+    )
     for action in (listing, installing):
         action.add_argument("--cache", type=Path, default=Path(".cache/legorl"))
     parser.set_defaults(run=run)
@@ -27,19 +35,37 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Carry the command out; returns the exit code. Raises `UserError`."""
     if args.action == "list":
-        for name in HARNESSES:
-            print(_line(name, args.cache))
+        known = [_listed(name, args.cache) for name in HARNESSES]
+        print(json.dumps([asdict(each) for each in known], indent=1) if args.json else _table(known))
         return 0
     names = list(HARNESSES) if args.names == ["all"] else args.names
-    for harness in [get_harness(HarnessConfig(name=name)) for name in names]:
+    for harness in [get_harness(_asked_for(name)) for name in names]:
         print(f"{harness.name} {harness.version}: {harness.install(args.cache)}")
     return 0
 
 
-def _line(name: str, cache: Path) -> str:
+def _asked_for(name: str) -> HarnessConfig:
+    return HarnessConfig(name=name, target=name if ":" in name else "")
+
+
+@dataclass(frozen=True)
+class _Listed:
+    """What `list` says of a harness; `path` is null where it is not installed."""
+
+    name: str
+    version: str
+    wire: str
+    path: str | None
+
+
+def _listed(name: str, cache: Path) -> _Listed:
     harness = get_harness(HarnessConfig(name=name))
     try:
-        place = str(harness.mounts(cache)[0].source)
+        path = str(harness.mounts(cache)[0].source)
     except UserError:
-        place = "not installed"
-    return f"{name:<16} {harness.version:<10} {harness.wire:<16} {place}"
+        path = None
+    return _Listed(harness.name, harness.version, harness.wire.value, path)
+
+
+def _table(known: list[_Listed]) -> str:
+    return "\n".join(f"{h.name:<16} {h.version:<10} {h.wire:<17} {h.path or 'not installed'}" for h in known)

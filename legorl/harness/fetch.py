@@ -1,7 +1,8 @@
 """How runtimes are built: pinned packages by name from their ordinary registries, and the Python they need.
 
-Invariants: nothing is installed outside the directory that is given; no package's own script runs; a failure
-is a `UserError` that names the tool and says what it said.
+Invariants: nothing is installed outside the directory that is given; no package's own script runs, but for
+the build of a source package whose hash is pinned; a failure is a `UserError` that names the tool and says
+what it said.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def install_lock(lock: Path, python: Path, target: Path) -> None:
     # Copies: the files are made read-only, and links would do that to uv's own cache.
     tool = (uv, "pip", "install", "--python", str(python), "--link-mode", "copy") if uv else (
         str(python), "-m", "pip", "install", "--no-compile", "--disable-pip-version-check")  # fmt: skip
-    options = ("-q", "--no-deps", "--only-binary", ":all:", "--require-hashes", "-r", str(lock))
+    options = ("-q", "--no-deps", "--require-hashes", "-r", str(lock))
     run_tool((*tool, *options, "--target", str(target)), cwd=target.parent)
     _compile(python, target)
 

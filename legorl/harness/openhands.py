@@ -59,7 +59,6 @@ class OpenHands(Program):
             "task": instruction.rstrip(),
             "turns": limits.turns,
             "lean": _LEAN_PROMPT if self.lean else None,
-            "condense_at": None,
             "workspace": WORKDIR,
             "persistence": None if self.lean else _STATE,
             "result": _RESULT,

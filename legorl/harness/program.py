@@ -11,7 +11,7 @@ from legorl.config.schema import HarnessConfig
 from legorl.errors import HarnessError, UserError
 from legorl.harness.base import Launch, Speaker, Wire
 from legorl.harness.install import Runtime, install, locate
-from legorl.harness.speakers import RULES
+from legorl.harness.speakers import RULES, generic
 from legorl.sandbox.base import ExecResult, Mount, Sandbox
 
 PROFILES = ("lean", "stock")
@@ -64,8 +64,8 @@ class Program:
             await sandbox.put(path, data)
 
     def speaker(self, headers: Mapping[str, str], body: Mapping[str, Any]) -> Speaker:
-        """See `Harness.speaker`."""
-        return RULES[self.name](headers, body)
+        """See `Harness.speaker`. A program without rules of its own is judged by content alone."""
+        return RULES.get(self.name, generic)(headers, body)
 
     async def close(self) -> None:
         """Nothing is held between trials."""

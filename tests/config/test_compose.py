@@ -86,7 +86,7 @@ def test_a_dense_policy_turns_replay_off() -> None:
         ("harnes=claude_code", r"no configuration key 'harnes'. Did you mean harness\?"),
         (
             "harness=claude",
-            r"no harness called 'claude'. Did you mean claude_code\? Choices: claude_code, mini",
+            r"no harness called 'claude'. Did you mean claude_code\? Choices: claude_code, codex",
         ),
         ("experiment=smok", r"Did you mean smoke\?"),
         ("harness.turn_limit=many", "harness.turn_limit takes int: Value 'many'"),

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from legorl.config.compose import compose
 from legorl.config.schema import HarnessConfig
 from legorl.errors import HarnessError, TransferError, UserError
-from legorl.harness.base import Harness, HarnessLimits
+from legorl.harness.base import Harness, HarnessLimits, ThreadKind
 from legorl.harness.registry import HARNESSES, get_harness
 from legorl.sandbox.base import ExecResult, Sandbox
 from legorl.trial.termination import TERMINATIONS
+from tests.harness.page import use_example
 
 LIMITS = HarnessLimits(turns=6, context_tokens=2048, reply_tokens=96, command_timeout_s=20)
 URL = "http://127.0.0.1:8377/t/trial-1"
@@ -197,3 +201,112 @@ class TestOpenCode:
         (data,) = launch.files.values()
         assert json.loads(data)["permission"] == {"*": "deny", "bash": "allow"}
         assert "--title" in launch.argv
+
+
+class TestOpenHands:
+    """OpenHands SDK."""
+
+    @pytest.mark.parametrize(
+        ("status", "error", "termination"),
+        [
+            ("finished", "", "submitted"),
+            ("stuck", "", "format_errors"),
+            ("error", "MaxIterationsReached: Agent reached maximum iterations limit (6).", "turn_limit"),
+            ("error", "LLMContextWindowExceedError: ... context_length_exceeded ...", "context_overflow"),
+        ],
+    )
+    async def test_outcomes(self, status: str, error: str, termination: str) -> None:
+        end = json.dumps({"status": status, "error": error}).encode()
+        files = {"/tmp/legorl/openhands.result.json": end}
+        outcome = await adapter("openhands").outcome(sandbox(files), ended(code=1 if error else 0))
+        assert outcome.termination == termination
+        assert outcome.termination in TERMINATIONS
+
+    async def test_a_dead_engine_is_not_the_policy_s_end(self) -> None:
+        end = json.dumps(
+            {"status": "error", "error": "LLMServiceUnavailableError: the engine failed"}
+        ).encode()
+        with pytest.raises(HarnessError, match="the engine failed"):
+            await adapter("openhands").outcome(
+                sandbox({"/tmp/legorl/openhands.result.json": end}), ended(code=1)
+            )
+
+
+class TestCodex:
+    """Codex."""
+
+    @pytest.mark.parametrize(
+        ("events", "code", "termination"),
+        [
+            ([{"type": "turn.started"}, {"type": "turn.completed", "usage": {}}], 0, "submitted"),
+            (
+                [{"type": "error", "message": "retrying"}, {"type": "turn.failed", "error": {
+                    "message": "stream error: context_length_exceeded"}}],
+                1,
+                "context_overflow",
+            ),
+        ],
+    )  # fmt: skip
+    async def test_outcomes(self, events: list[dict[str, Any]], code: int, termination: str) -> None:
+        stdout = "\n".join(json.dumps(event) for event in events)
+        outcome = await adapter("codex").outcome(sandbox(), ended(stdout, code))
+        assert outcome.termination == termination
+
+    async def test_a_failed_turn_is_not_a_submission(self) -> None:
+        event = {"type": "turn.failed", "error": {"message": "the engine failed"}}
+        with pytest.raises(HarnessError, match="the engine failed"):
+            await adapter("codex").outcome(sandbox(), ended(json.dumps(event), 1))
+
+    @pytest.mark.parametrize("profile", ["lean", "stock"])
+    def test_the_configuration_is_toml(self, profile: str) -> None:
+        launch = adapter("codex", profile).command("Fix it.", URL, "t", LIMITS)
+        config = tomllib.loads(launch.files["/home/agent/.codex/config.toml"].decode())
+        assert config["model_providers"]["legorl"]["base_url"] == f"{URL}/v1"
+        assert config["model_context_window"] == LIMITS.context_tokens
+        assert ("features" in config) == (profile == "lean")
+
+
+class TestQwenCode:
+    """Qwen Code."""
+
+    @pytest.mark.parametrize(
+        ("end", "code", "termination"),
+        [
+            ({"subtype": "success", "is_error": False}, 0, "submitted"),
+            ({}, 53, "turn_limit"),
+            (
+                {"subtype": "error_during_execution", "is_error": True, "error": {
+                    "message": "400 prompt is too long"}},
+                1,
+                "context_overflow",
+            ),
+        ],
+    )  # fmt: skip
+    async def test_outcomes(self, end: dict[str, Any], code: int, termination: str) -> None:
+        stdout = json.dumps({"type": "result", **end})
+        outcome = await adapter("qwen_code").outcome(sandbox(), ended(stdout, code))
+        assert outcome.termination == termination
+
+    async def test_an_api_error_is_not_a_submission(self) -> None:
+        end = {"type": "result", "subtype": "error_during_execution", "is_error": True, "error": "500 dead"}
+        with pytest.raises(HarnessError, match="500 dead"):
+            await adapter("qwen_code").outcome(sandbox(), ended(json.dumps(end), 1))
+
+
+class TestOwnHarness:
+    """One that is not packaged."""
+
+    def test_by_its_yaml(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        directory = use_example(tmp_path, monkeypatch)
+        harness = get_harness(compose(["harness=tiny"], [directory]).harness)
+        assert (harness.name, harness.version) == ("tiny", "1")
+        assert harness.speaker({}, {"messages": []}).kind is ThreadKind.MAIN
+
+    @pytest.mark.parametrize("target", ["nowhere:Tiny", "legorl.errors:Nothing", "legorl.errors", ":", "x:"])
+    def test_what_cannot_be_imported(self, target: str) -> None:
+        with pytest.raises(UserError, match=r"harness\.target=.*package\.module:Class"):
+            get_harness(HarnessConfig(name="tiny", target=target))
+
+    def test_what_is_no_harness(self) -> None:
+        with pytest.raises(UserError, match="is not a subclass"):
+            get_harness(HarnessConfig(name="tiny", target="legorl.errors:UserError"))

@@ -7,15 +7,20 @@ import hashlib
 import json
 import multiprocessing
 import os
+import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import legorl
 from legorl.errors import UserError
 from legorl.harness import commands
-from legorl.harness.install import MANIFEST, Runtime, install, locate, run_tool
+from legorl.harness.fetch import find_python, run_tool
+from legorl.harness.install import MANIFEST, Runtime, install, locate
+from tests.harness.page import use_example
 
 CONTENT = b"#!/bin/sh\necho agent\n"
 
@@ -139,15 +144,69 @@ def run_command(*argv: str) -> int:
 def test_the_command_lists_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command("list", "--cache", str(tmp_path)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        ["mini_swe_agent", "2.4.6"],
-        ["claude_code", "2.1.332"],
-        ["opencode", "1.18.33"],
+    assert [line.split()[:3] for line in lines] == [
+        ["mini_swe_agent", "2.4.6", "openai_chat"],
+        ["claude_code", "2.1.332", "anthropic"],
+        ["opencode", "1.18.33", "openai_chat"],
+        ["openhands", "1.58.2", "openai_chat"],
+        ["codex", "0.171.0", "openai_responses"],
+        ["qwen_code", "0.24.4", "openai_chat"],
     ]
     assert all(line.endswith("not installed") for line in lines)
+
+
+def test_the_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "harness" / "codex-0.171.0"
+    place.mkdir(parents=True)
+    (place / MANIFEST).write_text("{}")
+    assert run_command("list", "--json", "--cache", str(tmp_path)) == 0
+    listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert len(listed) == 6
+    assert listed["codex"]["path"] == str(place)
+    assert listed["claude_code"] == {
+        "name": "claude_code", "version": "2.1.332", "wire": "anthropic", "path": None
+    }  # fmt: skip
 
 
 def test_the_command_refuses_unknown_names_before_it_installs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean opencode"):
         run_command("install", "mini_swe_agent", "open_code", "--cache", str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_s_own_harness_is_installed_by_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_example(tmp_path, monkeypatch)
+    assert run_command("install", "tiny.adapter:Tiny", "--cache", str(tmp_path / "cache")) == 0
+    assert capsys.readouterr().out == f"tiny 1: {tmp_path}/tiny/agent.py\n"
+
+
+def test_a_python_that_runs_is_found_and_one_that_is_not_there_is_told() -> None:
+    running = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert find_python(running) == Path(sys.base_prefix) / "bin" / f"python{running}"
+    with pytest.raises(UserError, match=r"Python 3\.99 is needed.*apt-get install python3\.99"):
+        find_python("3.99")
+
+
+def test_a_shim_leads_to_its_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyenv puts a script on the PATH for every version it has, which runs for the chosen ones only."""
+    root = tmp_path / "pyenv"
+    prefix = root / "versions" / "3.98.1"
+    for path, script in (
+        (root / "shims" / "python3.98", "echo 'not chosen' >&2; exit 127"),
+        (prefix / "bin" / "python3.98", f"echo {prefix}"),
+    ):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root / 'shims'}:/usr/bin:/bin")
+    assert find_python("3.98") == prefix / "bin" / "python3.98"
+
+
+def test_a_lock_pins_every_file_by_hash() -> None:
+    text = (Path(legorl.__file__).parent / "harness" / "openhands.lock").read_text()
+    entries = re.split(r"\n(?=\S)", text.strip())
+    assert len(entries) > 100
+    assert all(re.match(r"[\w.-]+==\S+ \\\n    --hash=sha256:", entry) for entry in entries)
+    assert any(entry.startswith("openhands-sdk==1.58.2 ") for entry in entries)

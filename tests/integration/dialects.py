@@ -67,9 +67,7 @@ DIALECTS = {
     "claude_code": Dialect(
         "Bash", extra={"description": "x"}, odd=_odd(',\n"description": "y"'), subagent="Agent"
     ),
-    "opencode": Dialect(
-        "bash", extra={"description": "x"}, odd=_odd(', "description":"y"'), subagent="task"
-    ),
+    "opencode": Dialect("bash", extra={"description": "x"}, odd=_odd(', "description":"y"'), subagent="task"),
     "openhands": Dialect(
         "terminal",
         odd=(
@@ -115,7 +113,8 @@ def awkward(d: Dialect) -> list[Turn]:
         d.raw("{}"),
         d.run("echo between"),
         d.raw(""),
-        "long output next" + d.run("python -c \"print('\\n'.join('line %d ' % i + 'x' * 60 for i in range(800)))\""),
+        "long output next"
+        + d.run("python -c \"print('\\n'.join('line %d ' % i + 'x' * 60 for i in range(800)))\""),
         d.run("true"),
         d.run("printf 'ansi \\033[31mred\\033[0m \\r\\n tab\\there  \\n\\n\\n'; (exit 3)"),
         "text BEFORE " + d.run("echo a") + " text AFTER the call",
@@ -151,8 +150,12 @@ def reports(name: str) -> list[Turn]:
 
 def filling(d: Dialect, lines: int, times: int) -> list[Turn]:
     """Outputs that fill the context, then the repair."""
-    command = f"python -c \"print('\\n'.join('%d ' % i + 'x' * 60 for i in range({lines})))\""
-    return [*(f"Filling {n}.\n" + d.run(command) for n in range(times)), d.run(FIX), d.done]
+    return [*(f"Filling {n}.\n" + d.run(_lines(lines)) for n in range(times)), d.run(FIX), d.done]
+
+
+def _lines(count: int) -> str:
+    """Command that prints so many lines of some 63 characters."""
+    return f"python -c \"print('\\n'.join('%d ' % i + 'x' * 60 for i in range({count})))\""
 
 
 def _codex_wait(prompt: str) -> str:

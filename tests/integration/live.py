@@ -1,5 +1,5 @@
-"""A trial's middle with nothing fake but the policy's mind: real harness, real sandbox, real proxy, and a scripted
-engine whose token ids are kept, so that a ledger can be compared with them one by one.
+"""A trial's middle with nothing fake but the policy's mind: real harness, real sandbox, real proxy, and a
+scripted engine whose token ids are kept, so that a ledger can be compared with them one by one.
 
 The policy's replies are text of its own making: prose, and calls as `<tool_call>` blocks whose arguments are
 passed on raw, malformed ones too.
@@ -7,7 +7,6 @@ passed on raw, malformed ones too.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import random
@@ -21,9 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from legorl.config.schema import HarnessConfig
 from legorl.engine.base import Parsed, Sample, Sampling, ToolCall
 from legorl.engine.scripted import ScriptedEngine
+from legorl.errors import EngineError
 from legorl.harness.base import Harness, HarnessLimits, Outcome
+from legorl.harness.registry import get_harness
 from legorl.proxy.invariants import check
 from legorl.proxy.ledger import Ledger
 from legorl.proxy.proxy import Proxy
@@ -31,6 +33,7 @@ from legorl.proxy.render import Renderer
 from legorl.sandbox.base import ExecResult, Limits, Phase, SandboxSpec, Snapshot
 from legorl.sandbox.local import LocalProvider
 from legorl.sandbox.seal import sealed_workspace
+from tests.integration.leftovers import no_leftovers
 from tests.proxy.models import write_model
 
 CACHE = Path(".cache/legorl")
@@ -82,7 +85,7 @@ class Emitted:
 
 @dataclass
 class Script:
-    """The policy: plays `main`, and `sub` in every subagent; knows each conversation by what its prompt says."""
+    """The policy: plays `main`, and `sub` in every subagent; a prompt says which conversation it is."""
 
     main: Sequence[Turn]
     sub: Sequence[Turn] = ()
@@ -116,11 +119,11 @@ class Script:
 
 
 class RecordingEngine(ScriptedEngine):
-    """Keeps what it was given and what it gave."""
+    """Keeps what it was given and what it gave; dies after `dies_after` answers."""
 
-    def __init__(self, script: Script, renderer: Renderer) -> None:
+    def __init__(self, script: Script, renderer: Renderer, dies_after: int) -> None:
         super().__init__(script, renderer.tokenizer, routing=ROUTING)
-        self.script, self._decoder = script, renderer.tokenizer
+        self.script, self._decoder, self._dies_after = script, renderer.tokenizer, dies_after
         self.emitted: dict[str, Emitted] = {}
 
     async def generate(
@@ -133,11 +136,11 @@ class RecordingEngine(ScriptedEngine):
         sticky: str = "",
     ) -> Sample:
         """See `TokenEngine.generate`."""
+        if len(self.emitted) >= self._dies_after:
+            raise EngineError("the engine died")
         prompt = np.array(prompt_ids, dtype=np.int32)
         who = self.script.who(self._decoder.decode(prompt.tolist(), skip_special_tokens=False))
-        sample = await super().generate(
-            request_id, prompt, sampling, routed_from=routed_from, sticky=sticky
-        )
+        sample = await super().generate(request_id, prompt, sampling, routed_from=routed_from, sticky=sticky)
         self.emitted[request_id] = Emitted(who, prompt, sample.token_ids.copy())
         return sample
 
@@ -167,7 +170,7 @@ class Lived:
 
 def repository(root: Path) -> Path:
     """A small repository with a failing test."""
-    root.mkdir()
+    root.mkdir(parents=True)
     (root / "calc.py").write_text(
         '"""Tiny calculator."""\n\n\ndef add(a, b):\n    return a - b\n\n\n'
         "def mean(xs):\n    return sum(xs) / len(xs)\n"
@@ -180,13 +183,15 @@ def repository(root: Path) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def closing(harness: Harness) -> AsyncIterator[Harness]:
-    """Installed, and closed at the end."""
+async def adapter(name: str, profile: str = "lean") -> AsyncIterator[Harness]:
+    """A packaged harness, installed; it leaves nothing behind."""
+    harness = get_harness(HarnessConfig(name=name, profile=profile))
     harness.install(CACHE)
-    try:
-        yield harness
-    finally:
-        await harness.close()
+    with no_leftovers():
+        try:
+            yield harness
+        finally:
+            await harness.close()
 
 
 async def live(
@@ -195,29 +200,35 @@ async def live(
     tmp_path: Path,
     *,
     limits: HarnessLimits,
-    env: dict[str, str] | None = None,
+    trial_tokens: int = 1 << 20,
+    dies_after: int = 1 << 20,
     deadline_s: float = 150.0,
 ) -> Lived:
-    """Run an installed harness on the small repository to its end; `env` goes into the sandbox."""
+    """Run an installed harness on the small repository to its end.
+
+    The proxy keeps the context size and `trial_tokens`; the number of turns is the harness's own to keep. The
+    engine dies after `dies_after` answers.
+    """
     renderer = Renderer.load(write_model(tmp_path / "model"))
-    engine = RecordingEngine(script, renderer)
+    engine = RecordingEngine(script, renderer, dies_after)
     proxy = Proxy(engine, renderer, RawParser(), context_tokens=limits.context_tokens)
     provider = LocalProvider()
     sampling = Sampling(max_tokens=limits.reply_tokens)
     try:
         workspace = sealed_workspace(repository(tmp_path / "repo"), tmp_path / "cache")
-        spec = SandboxSpec("t1", workspace, harness.mounts(CACHE), env or {}, Limits(disk_mb=512))
+        spec = SandboxSpec("t1", workspace, harness.mounts(CACHE), limits=Limits(memory_mb=2048, disk_mb=512))
         sandbox = await provider.start(spec)
         try:
             session = proxy.open(
-                "t1", speaker=harness.speaker, sampling=sampling, turn_limit=limits.turns, trial_tokens=1 << 20
+                "t1", speaker=harness.speaker, sampling=sampling, turn_limit=1000, trial_tokens=trial_tokens
             )
             url = await sandbox.connect_proxy(proxy)
             await sandbox.set_phase(Phase.AGENT)
             launch = harness.command(TASK, f"{url}/t/t1", session.token, limits)
             result = await harness.run(sandbox, launch, deadline_s)
             print(f"{harness.name}: exit code {result.code} after {result.seconds:.1f} s")
-            print(result.stdout[-3000:].decode(errors="replace"), result.stderr[-1500:].decode(errors="replace"))
+            for stream in (result.stdout[-3000:], result.stderr[-2000:]):
+                print(stream.decode(errors="replace"))
             outcome = await harness.outcome(sandbox, result)
             await sandbox.set_phase(Phase.VERIFY)
             snapshot = await sandbox.snapshot()
@@ -261,5 +272,6 @@ def check_provenance(lived: Lived) -> Counter[str]:
         if emitted[name].who in subagents:
             subagents[emitted[name].who].add(row.thread)
     assert all(len(threads) == 1 for threads in subagents.values()), subagents
-    assert len({min(threads) for threads in subagents.values()}) == len(subagents), "two subagents in one thread"
+    distinct = {min(threads) for threads in subagents.values()}
+    assert len(distinct) == len(subagents), "two subagents in one thread"
     return Counter(turn.orphan for turn in ledger.turns if turn.orphan)

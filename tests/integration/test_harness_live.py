@@ -1,6 +1,6 @@
-"""All harnesses, unmodified and offline in real sandboxes, against the real proxy; only the policy is scripted.
+"""All harnesses, unmodified and offline in real sandboxes, against the real proxy; the policy is scripted.
 
-Every scenario ends with the bug repaired, the invariants green, and each token id of the engine accounted for.
+Scenarios end with the bug repaired, the invariants green, and each token id of the engine accounted for.
 """
 
 from __future__ import annotations
@@ -9,18 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from legorl.config.schema import HarnessConfig
+from legorl.errors import HarnessError
 from legorl.harness.base import HarnessLimits
-from legorl.harness.registry import get_harness
-from tests.integration.dialects import DIALECTS, awkward, basic, delegation, filling, reports
-from tests.integration.leftovers import no_leftovers
-from tests.integration.live import Lived, Script, Turn, check_provenance, closing, live
+from tests.integration.dialects import DIALECTS, FIX, awkward, basic, delegation, filling, reports
+from tests.integration.live import Lived, Script, Turn, adapter, check_provenance, live
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 LIMITS = HarnessLimits(turns=40, context_tokens=400_000, reply_tokens=4096, command_timeout_s=20)
 NAMES = sorted(DIALECTS)
 DELEGATING = [name for name in NAMES if DIALECTS[name].subagent]
+WINDOW = {
+    "claude_code": 80_000,
+    "codex": 70_000,
+    "opencode": 60_000,
+    "openhands": 50_000,
+    "qwen_code": 100_000,
+}
+"""Context window of those that compact, such that their own tools and prompts leave some room in it."""
+
+PROMPT = dict.fromkeys(NAMES, 20_000) | {"mini_swe_agent": 700}
+"""Most tokens of the small profile's first prompt, in the tests' tokenizer (two characters or so each)."""
 
 
 async def run(
@@ -33,10 +42,8 @@ async def run(
     limits: HarnessLimits = LIMITS,
 ) -> Lived:
     """Live one trial; the bug is repaired, and the harness says that its work is done."""
-    harness = get_harness(HarnessConfig(name=name, profile=profile))
-    async with closing(harness):
-        with no_leftovers():
-            lived = await live(harness, Script(main, sub or []), tmp_path, limits=limits)
+    async with adapter(name, profile) as harness:
+        lived = await live(harness, Script(main, sub or []), tmp_path, limits=limits)
     assert lived.outcome.termination == "submitted", lived.outcome
     assert b"return a + b" in (lived.snapshot.changed["calc.py"] or b"")
     return lived
@@ -49,14 +56,23 @@ async def test_basic(name: str, tmp_path: Path) -> None:
     assert lived.ledger.counts == {"open": 1, "extend": 2}
     assert {thread.name for thread in lived.ledger.threads.values()} == {"main"}, "no side requests"
     assert "AssertionError" in lived.last_prompt and "2 passed" in lived.last_prompt
+    assert len(lived.turns("main")[0].prompt) < PROMPT[name]
 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_awkward_outputs(name: str, tmp_path: Path) -> None:
     lived = await run(name, awkward(DIALECTS[name]), tmp_path, profile="stock")
-    orphans = check_provenance(lived)
-    assert not orphans
+    assert not check_provenance(lived)
     assert len(lived.turns("main")) == len(lived.script.main)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_an_empty_reply(name: str, tmp_path: Path) -> None:
+    """It ends some, is answered by a reminder in others; qwen-code asks again and drops it: an orphan."""
+    d = DIALECTS[name]
+    lived = await run(name, [d.run("python check.py"), d.run(FIX), "", d.done], tmp_path, profile="lean")
+    orphans = check_provenance(lived)
+    assert orphans == ({"replaced": 1} if name == "qwen_code" else {})
 
 
 @pytest.mark.parametrize("name", DELEGATING)
@@ -64,3 +80,37 @@ async def test_subagents(name: str, tmp_path: Path) -> None:
     lived = await run(name, delegation(name), tmp_path, profile="stock", sub=reports(name))
     assert not check_provenance(lived)
     assert {emitted.who for emitted in lived.engine.emitted.values()} >= {"main", "sub:A", "sub:B", "sub:C"}
+
+
+@pytest.mark.parametrize("name", sorted(WINDOW))
+async def test_compaction(name: str, tmp_path: Path) -> None:
+    """The history is summarised when it no longer fits; what was sampled before stays in the loss."""
+    limits = HarnessLimits(turns=40, context_tokens=WINDOW[name], reply_tokens=4096, command_timeout_s=20)
+    lived = await run(name, filling(DIALECTS[name], 100, 6), tmp_path, profile="stock", limits=limits)
+    assert not check_provenance(lived)
+    assert lived.turns("compaction")
+    assert len({row.segment for row in lived.ledger.rows(("main",))}) >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_spent_budget_is_told_from_a_dead_engine(name: str, tmp_path: Path) -> None:
+    d = DIALECTS[name]
+    turns: list[Turn] = ["Let me see what there is in this place.\n" + d.run(f"ls {n}") for n in range(9)]
+    async with adapter(name) as harness:
+        spent = await live(harness, Script(turns), tmp_path / "spent", limits=LIMITS, trial_tokens=30)
+        assert spent.mark == "token_limit"
+        assert spent.outcome.termination == "context_overflow"
+        if name != "opencode":  # which asks a dead engine again until its deadline
+            with pytest.raises(HarnessError, match="engine failed"):
+                await live(harness, Script(turns), tmp_path / "dead", limits=LIMITS, dies_after=1)
+
+
+@pytest.mark.parametrize("name", ["mini_swe_agent", "claude_code", "openhands", "qwen_code"])
+async def test_the_turn_limit_is_the_harness_s_own(name: str, tmp_path: Path) -> None:
+    turns: list[Turn] = [DIALECTS[name].run(f"echo {n}") for n in range(20)]
+    limits = HarnessLimits(turns=4, context_tokens=400_000, reply_tokens=4096, command_timeout_s=20)
+    async with adapter(name) as harness:
+        lived = await live(harness, Script(turns), tmp_path, limits=limits)
+    assert lived.outcome.termination == "turn_limit"
+    assert len(lived.turns("main")) == limits.turns
+    assert not check_provenance(lived)

@@ -18,14 +18,13 @@ def run(config: Mapping[str, Any]) -> int:
     """Hold the conversation and write down its end.
 
     `config`: `llm` (fields of the SDK's `LLM`), `task`, `turns`, `lean` (system prompt of the small profile,
-    or null for the SDK's default agent with subagents), `condense_at` (events, null for the SDK's number),
-    `workspace`, `persistence`, `result`.
+    or null for the SDK's default agent with subagents), `workspace`, `persistence`, `result`.
     """
     from openhands.sdk import LLM, Conversation
     from openhands.sdk.event import ConversationErrorEvent
 
     llm = LLM(**config["llm"])
-    agent = _lean(llm, config["lean"]) if config["lean"] else _stock(llm, config["condense_at"])
+    agent = _lean(llm, config["lean"]) if config["lean"] else _stock(llm)
     conversation = Conversation(
         agent=agent,
         workspace=config["workspace"],
@@ -57,10 +56,9 @@ def _lean(llm: Any, prompt: str) -> Any:
     return Agent(llm=llm, tools=[Tool(name="terminal")], system_prompt=prompt, include_default_tools=[])
 
 
-def _stock(llm: Any, condense_at: int | None) -> Any:
+def _stock(llm: Any) -> Any:
     """The SDK's default command-line agent, with its own subagents."""
     from openhands.sdk import Agent
-    from openhands.sdk.context.condenser import LLMSummarizingCondenser
     from openhands.tools.preset.default import (
         get_default_condenser,
         get_default_tools,
@@ -70,12 +68,7 @@ def _stock(llm: Any, condense_at: int | None) -> Any:
     tools = get_default_tools(enable_browser=False, enable_sub_agents=True)
     _register_terminal()
     register_builtins_agents(enable_browser=False)
-    summariser = llm.model_copy(update={"usage_id": "condenser"})
-    condenser = (
-        LLMSummarizingCondenser(llm=summariser, max_size=condense_at)
-        if condense_at
-        else get_default_condenser(summariser)
-    )
+    condenser = get_default_condenser(llm.model_copy(update={"usage_id": "condenser"}))
     return Agent(llm=llm, tools=tools, system_prompt_kwargs={"cli_mode": True}, condenser=condenser)
 
 

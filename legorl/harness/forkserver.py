@@ -19,7 +19,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import legorl
 from legorl.errors import HarnessError, SandboxExecError
-from legorl.harness.fetch import base_python
 from legorl.sandbox.base import ExecResult
 from legorl.sandbox.capture import Capture, sealed_input
 from legorl.sandbox.channel import MESSAGE_BYTES, encode, pair, send
@@ -29,8 +28,10 @@ _START_S = 60.0
 _GRACE_S = 10.0
 _OUTPUT_BYTES = 1_000_000
 _MAIN = (
-    "import sys; library, inside, root, fd = sys.argv[1:]; sys.path = [library, inside, *sys.path, root]; "
-    "from legorl.harness.inside.zygote import main; main(int(fd))"
+    "import sys; library, inside, root, runner, fd = sys.argv[1:]; "
+    # Our own packages are the harness's only as long as this package is imported from beside them.
+    "sys.path.append(root); from legorl.harness.inside.zygote import main; sys.path.pop(); "
+    "sys.path[:0] = [library, inside]; main(int(fd), runner)"
 )
 
 
@@ -52,9 +53,20 @@ class _Server:
 class ForkServer:
     """Runs agents of one installed library. Use it from one event loop."""
 
-    def __init__(self, library: Path, inside: Path) -> None:
-        """`library` must be visible at the same path in the sandboxes: agents import lazily from it."""
-        self._library, self._inside = library, inside
+    def __init__(
+        self, name: str, python: Path, library: Path, inside: Path, runner: str, env: Mapping[str, str]
+    ) -> None:
+        """
+        Args:
+            name: of the harness, for messages.
+            python: base interpreter that runs the server.
+            library: visible at the same path in the sandboxes, for agents import lazily from it.
+            inside: directory with the runner.
+            runner: module with `warm_up()`, called once, and `run(specs) -> int`, called in each agent.
+            env: settings of the import.
+        """
+        self._name, self._python, self._library, self._inside = name, python, library, inside
+        self._runner, self._env = runner, env
         self._starting = asyncio.Lock()
         self._server: _Server | None = None
 
@@ -86,13 +98,13 @@ class ForkServer:
             try:
                 send(server.control, encode(message), fds)
             except OSError as error:
-                raise HarnessError(f"The fork server of mini-swe-agent is gone: {error}.") from error
+                raise HarnessError(f"The fork server of {self._name} is gone: {error}.") from error
             theirs.close()
             try:
                 answer = await _receive(ours, timeout_s + _GRACE_S)
             except (TimeoutError, EOFError) as error:
                 why = "its agent's keeper was killed" if isinstance(error, EOFError) else "no answer in time"
-                raise HarnessError(f"The fork server of mini-swe-agent gave no result: {why}.") from error
+                raise HarnessError(f"The fork server of {self._name} gave no result: {why}.") from error
             if "error" in answer:
                 raise SandboxExecError(answer["error"])
             if not answer["tree_gone"]:
@@ -112,15 +124,15 @@ class ForkServer:
         ours, theirs = pair()
         with theirs, tempfile.TemporaryFile() as log:
             root = Path(legorl.__file__).parents[1]
-            command = [str(base_python()), "-I", "-S", "-X", "utf8", "-c", _MAIN]
-            arguments = [str(self._library), str(self._inside), str(root), str(theirs.fileno())]
+            command = [str(self._python), "-I", "-S", "-X", "utf8", "-c", _MAIN]
+            places = [str(self._library), str(self._inside), str(root)]
             process = subprocess.Popen(  # noqa: ASYNC220 - a child watcher would need this loop to its end
-                [*command, *arguments],
+                [*command, *places, self._runner, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
                 cwd="/",
-                env={"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": str(self._library)},
+                env=dict(self._env),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # Ctrl-C is for the host to handle
             )
@@ -134,7 +146,7 @@ class ForkServer:
             if "error" in hello:
                 ours.close()
                 process.wait()
-                raise HarnessError(f"The fork server of mini-swe-agent did not start: {hello['error']}")
+                raise HarnessError(f"The fork server of {self._name} did not start: {hello['error']}")
         return _Server(process, ours)
 
     async def close(self) -> None:

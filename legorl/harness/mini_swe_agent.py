@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legorl.config.schema import HarnessConfig
 from legorl.errors import TransferError
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
 from legorl.harness.fetch import base_python, pip_install
-from legorl.harness.forkserver import ForkServer, Joinable
-from legorl.harness.install import Runtime, locate
-from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
-from legorl.sandbox.base import ExecResult, Mount, Sandbox
+from legorl.harness.forked import Forked
+from legorl.harness.install import Runtime
+from legorl.harness.program import MODEL_NAME, broken, overflow_in
+from legorl.sandbox.base import ExecResult, Sandbox
 
 _CONFIG = "/tmp/legorl/mini.json.yaml"
 _TRAJECTORY = "/tmp/legorl/trajectory.json"
@@ -60,16 +60,13 @@ _LEAN_OBSERVATION = (
 )
 
 
-class MiniSweAgent(Program):
-    """Adapter of mini-swe-agent. In a sandbox of this machine its agents come from a fork server."""
+class MiniSweAgent(Forked):
+    """Adapter of mini-swe-agent."""
 
     name = "mini_swe_agent"
     version = "2.4.6"
     wire = Wire.OPENAI_CHAT
-
-    def __init__(self, config: HarnessConfig) -> None:
-        super().__init__(config)
-        self._server: ForkServer | None = None
+    runner = "mini_runner"
 
     def runtime(self) -> Runtime:
         """See `Program.runtime`. Compiled dependencies tie it to one Python version."""
@@ -82,12 +79,13 @@ class MiniSweAgent(Program):
             tag=f"py{sys.version_info.major}{sys.version_info.minor}",
         )
 
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        """See `Harness.mounts`. The library is also at its own path, where the fork server loads it from."""
-        library = locate(self.runtime(), cache)
-        if self._server is None:
-            self._server = ForkServer(library, INSIDE)
-        return (Mount(library, self.target), Mount(library, str(library)), Mount(INSIDE, INSIDE_TARGET))
+    def python(self) -> Path:
+        """See `Forked.python`."""
+        return base_python()
+
+    def import_env(self, library: Path) -> Mapping[str, str]:
+        """See `Forked.import_env`. Its directory of settings has to be one that is there."""
+        return {"MSWEA_SILENT_STARTUP": "1", "MSWEA_GLOBAL_CONFIG_DIR": str(library)}
 
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
         """See `Harness.command`."""
@@ -101,34 +99,16 @@ class MiniSweAgent(Program):
                 "observation_template": _lean_observation(limits),
                 "format_error_template": "error: no tool call",
             }
-        program = (str(base_python()), "-I", "-S", f"{INSIDE_TARGET}/mini_runner.py", self.target)
+        specs = (_CONFIG,) if self.lean else ("mini.yaml", _CONFIG)  # later ones win
         return Launch(
-            argv=(*program, *self._specs),
+            argv=self.program(*specs),
             env={
+                **self.import_env(Path(self.target)),
                 "OPENAI_API_KEY": token,
-                "MSWEA_SILENT_STARTUP": "1",
-                "MSWEA_GLOBAL_CONFIG_DIR": "/tmp/legorl",
                 "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "1",
             },
             files={_CONFIG: json.dumps(config).encode()},
         )
-
-    async def run(self, sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
-        """See `Harness.run`."""
-        if self._server is None or not isinstance(sandbox, Joinable):
-            return await super().run(sandbox, launch, timeout_s)
-        await self.put(sandbox, launch)
-        return await self._server.run(sandbox.join, self._specs, launch.env, timeout_s)
-
-    async def close(self) -> None:
-        """See `Harness.close`."""
-        if self._server is not None:
-            await self._server.close()
-
-    @property
-    def _specs(self) -> tuple[str, ...]:
-        """mini's configuration files, later ones win."""
-        return (_CONFIG,) if self.lean else ("mini.yaml", _CONFIG)
 
     async def outcome(self, sandbox: Sandbox, result: ExecResult) -> Outcome:
         """See `Harness.outcome`. Read from the trajectory that mini writes after every step."""

@@ -7,15 +7,17 @@ bundle is installed from `openhands.lock`, every version and hash pinned.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from legorl.errors import TransferError
 from legorl.harness.base import HarnessLimits, Launch, Outcome, Wire
 from legorl.harness.fetch import find_python, install_lock
-from legorl.harness.install import Runtime, locate
-from legorl.harness.program import INSIDE, INSIDE_TARGET, MODEL_NAME, Program, broken, overflow_in
-from legorl.sandbox.base import WORKDIR, ExecResult, Mount, Sandbox
+from legorl.harness.forked import Forked
+from legorl.harness.install import Runtime
+from legorl.harness.program import MODEL_NAME, broken, overflow_in
+from legorl.sandbox.base import WORKDIR, ExecResult, Sandbox
 
 _PYTHON = "3.12"
 _LOCK = Path(__file__).parent / "openhands.lock"
@@ -27,12 +29,13 @@ _REQUEST_S = 3600
 """The trial's deadline is the real limit; the SDK's own of 300 s is too short for a slow engine."""
 
 
-class OpenHands(Program):
+class OpenHands(Forked):
     """Adapter of the OpenHands SDK."""
 
     name = "openhands"
     version = "1.58.2"
     wire = Wire.OPENAI_CHAT
+    runner = "openhands_runner"
 
     def runtime(self) -> Runtime:
         """See `Program.runtime`. Compiled dependencies tie it to one Python version."""
@@ -45,12 +48,19 @@ class OpenHands(Program):
             tag=f"py{_PYTHON.replace('.', '')}",
         )
 
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        """See `Harness.mounts`. The interpreter's own prefix too, where the system's directories lack it."""
-        library = Mount(locate(self.runtime(), cache), self.target)
-        prefix = find_python(_PYTHON).parents[1]
-        interpreter = () if prefix.is_relative_to("/usr") else (Mount(prefix, str(prefix)),)
-        return (library, Mount(INSIDE, INSIDE_TARGET), *interpreter)
+    def python(self) -> Path:
+        """See `Forked.python`."""
+        return find_python(_PYTHON)
+
+    def import_env(self, library: Path) -> Mapping[str, str]:
+        """See `Forked.import_env`."""
+        return {
+            "HOME": "/home/agent",  # its import notes where a user's settings lie
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices, three times
+            "OPENHANDS_SUPPRESS_BANNER": "1",
+            "ALLOW_SHORT_CONTEXT_WINDOWS": "true",
+            "LOG_LEVEL": "WARNING",
+        }
 
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
         """See `Harness.command`."""
@@ -63,17 +73,8 @@ class OpenHands(Program):
             "persistence": None if self.lean else _STATE,
             "result": _RESULT,
         }
-        program = (str(find_python(_PYTHON)), "-I", "-S", f"{INSIDE_TARGET}/openhands_runner.py", self.target)
-        return Launch(
-            argv=(*program, _CONFIG),
-            env={
-                "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices, three times
-                "OPENHANDS_SUPPRESS_BANNER": "1",
-                "ALLOW_SHORT_CONTEXT_WINDOWS": "true",
-                "LOG_LEVEL": "WARNING",
-            },
-            files={_CONFIG: json.dumps(config).encode()},
-        )
+        files = {_CONFIG: json.dumps(config).encode()}
+        return Launch(argv=self.program(_CONFIG), env=self.import_env(Path(self.target)), files=files)
 
     async def outcome(self, sandbox: Sandbox, result: ExecResult) -> Outcome:
         """See `Harness.outcome`. Read from the file that the runner leaves."""

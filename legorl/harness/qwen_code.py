@@ -33,6 +33,8 @@ class QwenCode(Program):
         def build(target: Path) -> None:
             npm_files(*_NODE, {"bin/node": target / "node"})
             npm_files(_PACKAGE, self.version, {".": target / "qwen-code"})
+            # Packed without the bit, and set by nobody where the directory is read-only.
+            (target / "qwen-code/vendor/ripgrep/x64-linux/rg").chmod(0o755)
 
         return Runtime(
             name=self.name,

@@ -22,9 +22,14 @@ _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 _CALL = re.compile(re.escape(CALL_START) + r"\n(.*?)\n" + re.escape(CALL_END), re.DOTALL)
 _LOCATION = re.compile(r"Location: (\S+) line (\d+)\n([^\n]*)")
 _OPERATOR = re.compile(f" ({CLASS}) ")
-_GREEN = re.compile(r"(?m)^\s*\d+ passed\s*$")
-_RED = re.compile(r"(?m)^\s*\d+ failed")
+_GREEN = re.compile(r"(?m)^\s*(?:Output: )?\d+ passed\s*$")
+_RED = re.compile(r"(?m)^\s*(?:Output: )?\d+ failed")
+"""Some harnesses put a word before what the command printed."""
 _RESPONSE = "<tool_response>\n"
+
+
+SHELLS = {"bash": "command", "terminal": "command", "exec_command": "cmd", "run_shell_command": "command"}
+"""The harnesses' shell tools by their name in lower case, and the argument that takes the command."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,8 @@ class BashTool:
     """The harness's shell tool: its name, whether a call must be described, and how work is submitted."""
 
     name: str
+    argument: str
+    """Takes the command."""
     needs_description: bool
     submits_by_command: bool
     """mini-swe-agent ends on a command; the others end on a reply without a call."""
@@ -95,7 +102,7 @@ def read_conversation(prompt: str) -> Conversation | None:
     for role, text in turns:
         if role == "assistant":
             replies += 1
-            edit = _last_edit(text)
+            edit = _last_edit(text, tool.argument)
             if edit is not None and (edit.path, edit.line) == (path, line):
                 tried.append(edit.operator)
                 green = None
@@ -110,7 +117,7 @@ def read_conversation(prompt: str) -> Conversation | None:
 
 def write_call(tool: BashTool, command: str) -> str:
     """The reply that runs `command`."""
-    arguments = {"command": command}
+    arguments = {tool.argument: command}
     if tool.needs_description:
         arguments["description"] = "Run the tests" if command == TEST else "Edit the operator"
     call = json.dumps({"name": tool.name, "arguments": arguments}, ensure_ascii=False)
@@ -122,21 +129,22 @@ def _bash_tool(prompt: str) -> BashTool | None:
     for line in listed[1].split("\n") if listed else []:
         tool = json.loads(line)
         function: Mapping[str, Any] = tool.get("function", tool)
-        if function["name"].lower() == "bash":
+        if argument := SHELLS.get(function["name"].lower()):
             schema = function.get("parameters") or function.get("input_schema") or {}
             return BashTool(
                 name=function["name"],
+                argument=argument,
                 needs_description="description" in schema.get("required", ()),
                 submits_by_command=function.get("description") == BASH_TOOL["function"]["description"],
             )
     return None
 
 
-def _last_edit(reply: str) -> Edit | None:
+def _last_edit(reply: str, argument: str) -> Edit | None:
     edits = []
     for text in _CALL.findall(reply):
         try:
-            command = json.loads(text)["arguments"]["command"]
+            command = json.loads(text)["arguments"][argument]
         except (json.JSONDecodeError, KeyError, TypeError):
             continue  # not a call of ours
         edits.append(read_edit(command) if isinstance(command, str) else None)

@@ -37,6 +37,8 @@ _REDIRECTION = re.compile(r">{1,2}(?![>&])\s*(?!/dev/|/tmp/)[^\s>&|;]")
 _PYTHON_WRITE = re.compile(
     r"""python[\d.]*\b(?=[\s\S]*(?:\.write_text\(|\.write_bytes\(|\.write\(|open\([^)]*['"][wax]b?\+?['"]))"""
 )
+_LABEL = re.compile(r"(?m)^Output: ")
+"""What qwen-code puts before the first line that a command printed."""
 _QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 
@@ -104,7 +106,7 @@ def behaviour(steps: Sequence[Step], *, test_command: str, pass_pattern: str, su
                 tested_since_edit = False
             else:
                 tests += 1
-                green = passed.search(step.result) is not None
+                green = passed.search(_LABEL.sub("", step.result)) is not None
                 red = not green
                 tested_since_edit = True
     return Behaviour(

@@ -150,7 +150,8 @@ def reports(name: str) -> list[Turn]:
 
 def filling(d: Dialect, lines: int, times: int) -> list[Turn]:
     """Outputs that fill the context, then the repair."""
-    return [*(f"Filling {n}.\n" + d.run(_lines(lines)) for n in range(times)), d.run(FIX), d.done]
+    # Never the same call twice: that some take for a loop.
+    return [*(f"Filling {n}.\n" + d.run(_lines(lines + n)) for n in range(times)), d.run(FIX), d.done]
 
 
 def _lines(count: int) -> str:

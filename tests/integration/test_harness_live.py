@@ -13,6 +13,7 @@ from legorl.errors import HarnessError
 from legorl.harness.base import HarnessLimits
 from tests.integration.dialects import DIALECTS, FIX, awkward, basic, delegation, filling, reports
 from tests.integration.live import Lived, Script, Turn, adapter, check_provenance, live
+from tests.proxy.models import build_tokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -94,15 +95,26 @@ async def test_compaction(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_spent_budget_is_told_from_a_dead_engine(name: str, tmp_path: Path) -> None:
-    d = DIALECTS[name]
-    turns: list[Turn] = ["Let me see what there is in this place.\n" + d.run(f"ls {n}") for n in range(9)]
+    turns = [f"Let me see {n}.\n" + DIALECTS[name].run(f"ls {n}") for n in range(9)]
+    first_reply = len(build_tokenizer().encode(turns[0]).ids) + 1
+    script = Script(turns)
     async with adapter(name) as harness:
-        spent = await live(harness, Script(turns), tmp_path / "spent", limits=LIMITS, trial_tokens=30)
+        spent = await live(harness, script, tmp_path / "a", limits=LIMITS, trial_tokens=first_reply)
         assert spent.mark == "token_limit"
         assert spent.outcome.termination == "context_overflow"
+        assert not check_provenance(spent)
         if name != "opencode":  # which asks a dead engine again until its deadline
             with pytest.raises(HarnessError, match="engine failed"):
-                await live(harness, Script(turns), tmp_path / "dead", limits=LIMITS, dies_after=1)
+                await live(harness, Script(turns), tmp_path / "b", limits=LIMITS, dies_after=1)
+
+
+@pytest.mark.parametrize("name", ["codex", "claude_code"])
+async def test_cut_replies_are_the_policy_s_doing(name: str, tmp_path: Path) -> None:
+    limits = HarnessLimits(turns=40, context_tokens=400_000, reply_tokens=32, command_timeout_s=20)
+    async with adapter(name) as harness:
+        lived = await live(harness, Script(["I think. " * 100] * 20), tmp_path, limits=limits)
+    assert lived.outcome.termination == "format_errors"
+    check_provenance(lived)
 
 
 @pytest.mark.parametrize("name", ["mini_swe_agent", "claude_code", "openhands", "qwen_code"])

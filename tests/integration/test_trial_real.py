@@ -34,7 +34,7 @@ from tests.integration.leftovers import no_leftovers
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-HARNESSES = ("mini_swe_agent", "claude_code", "opencode")
+HARNESSES = ("mini_swe_agent", "claude_code", "opencode", "openhands", "codex", "qwen_code")
 
 
 @pytest.fixture(scope="module")

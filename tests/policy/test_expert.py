@@ -39,6 +39,14 @@ OPENCODE_BASH = {
         },
     },
 }
+CODEX_SHELL = {
+    "type": "function",
+    "function": {
+        "name": "exec_command",
+        "description": "Runs a command in a PTY, returning output or a session ID for ongoing interaction.",
+        "parameters": {"type": "object", "properties": {"cmd": {"type": "string"}}, "required": ["cmd"]},
+    },
+}
 READ = {"type": "function", "function": {"name": "Read", "description": "", "parameters": {"type": "object"}}}
 
 
@@ -85,8 +93,10 @@ def test_one_source_of_randomness_gives_one_reply() -> None:
     assert len({Expert(Mode.SLOPPY)(prompt, random.Random(seed)) for seed in range(40)}) > 4
 
 
-@pytest.mark.parametrize("tool", [CLAUDE_BASH, OPENCODE_BASH])
-def test_it_works_in_other_harnesses(tool: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("tool", "label"), [(CLAUDE_BASH, ""), (OPENCODE_BASH, ""), (CODEX_SHELL, "Wall time: 1 s\nOutput: ")]
+)
+def test_it_works_in_other_harnesses(tool: dict[str, Any], label: str) -> None:
     """Their own tool names and required arguments; text around the instruction and the results."""
     wrap = {"before": '<system-reminder>\nToday is Monday.\n</system-reminder>\n"', "after": '"'}
     expert = Expert(Mode.PERFECT)
@@ -94,16 +104,17 @@ def test_it_works_in_other_harnesses(tool: dict[str, Any]) -> None:
     assert first["name"] == tool["function"]["name"]
     required = tool["function"]["parameters"]["required"]
     assert set(first["arguments"]) == set(required)
-    edit = read_edit(first["arguments"]["command"])
+    argument = required[0]
+    edit = read_edit(first["arguments"][argument])
     assert edit is not None and (edit.path, edit.line, edit.test) == ("shop/cart.py", 2, True)
 
-    red = _talk(
-        "+", [edit.command()], "Exit code 1\nE assert f(1, 2) == 3 got 4\n1 failed, 3 passed\n", **wrap
-    )
-    again = read_edit(_command(expert(render(red, [READ, tool]), random.Random(0))))
+    wrap["argument"] = argument
+    report = f"Exit code 1\n{label}E assert f(1, 2) == 3 got 4\n1 failed, 3 passed\n"
+    red = _talk("+", [edit.command()], report, **wrap)
+    again = read_edit(_call(expert(render(red, [READ, tool]), random.Random(0)))["arguments"][argument])
     assert again is not None and again.operator not in ("+", edit.operator)
 
-    green = _talk("+", [edit.command()], "4 passed\n", **wrap)
+    green = _talk("+", [edit.command()], f"{label}4 passed\n", **wrap)
     assert expert(render(green, [READ, tool]), random.Random(0)) == "Done."
 
 
@@ -124,14 +135,21 @@ def test_other_commands_are_no_edits(command: str) -> None:
     assert read_edit(edit.command()) == edit
 
 
-def _talk(operator: str, commands: list[str], output: str, before: str = "", after: str = "") -> list[Any]:
+def _talk(
+    operator: str,
+    commands: list[str],
+    output: str,
+    before: str = "",
+    after: str = "",
+    argument: str = "command",
+) -> list[Any]:
     instruction = (
         "The tests of `f` fail.\nassert f(1, 2) == 3 got 4\n"
         f"Location: shop/cart.py line 2\n    return a {operator} b"
     )
     talk: list[Any] = [{"role": "user", "content": f"{before}{instruction}{after}"}]
     for command in commands:
-        call = {"function": {"name": "bash", "arguments": {"command": command}}}
+        call = {"function": {"name": "bash", "arguments": {argument: command}}}
         talk += [
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": output},

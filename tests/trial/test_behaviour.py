@@ -27,6 +27,11 @@ def test_retry_until_green() -> None:
     assert got.green_before_end and got.test_after_last_edit and got.submitted_on_green
 
 
+def test_a_word_before_the_output() -> None:
+    shown = f"Command: {TEST}\nDirectory: (root)\nOutput: 4 passed\nError: (none)\nExit Code: 0"
+    assert of(Step("run_shell_command", {"command": f"{SED} && {TEST}"}, shown)).green_before_end
+
+
 def test_blind_submission() -> None:
     got = of(bash(SED))
     assert (got.edits, got.tests_run) == (1, 0)

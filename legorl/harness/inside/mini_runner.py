@@ -6,6 +6,7 @@ ended; the exit code is 1 when it ended by an exception.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import traceback
 from collections.abc import Sequence
@@ -29,6 +30,21 @@ def run(specs: Sequence[str]) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def warm_up() -> None:
+    """Import what an agent imports, and do once what is slow the first time."""
+    import encodings.idna  # noqa: F401
+
+    import minisweagent.agents.default
+    import minisweagent.config
+    import minisweagent.environments.local  # noqa: F401
+    import requests
+    from jinja2 import StrictUndefined, Template
+
+    importlib.import_module("mini_model")  # as configurations name it
+    Template("{% if a %}{{ a }}{% endif %}", undefined=StrictUndefined).render(a="")
+    requests.Session().prepare_request(requests.Request("POST", "http://127.0.0.1/", json={}))
 
 
 if __name__ == "__main__":

@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
-def run(config: Mapping[str, Any]) -> int:
-    """Hold the conversation and write down its end.
+def run(specs: Sequence[str]) -> int:
+    """Hold the conversation of the one configuration file and write down its end.
 
-    `config`: `llm` (fields of the SDK's `LLM`), `task`, `turns`, `lean` (system prompt of the small profile,
-    or null for the SDK's default agent with subagents), `workspace`, `persistence`, `result`.
+    It has `llm` (fields of the SDK's `LLM`), `task`, `turns`, `lean` (system prompt of the small profile, or
+    null for the SDK's default agent with subagents), `workspace`, `persistence`, `result`.
     """
     from openhands.sdk import LLM, Conversation
-    from openhands.sdk.event import ConversationErrorEvent
+    from openhands.sdk.event.conversation_error import ConversationErrorEvent
 
+    config = json.loads(Path(specs[0]).read_text())
     llm = LLM(**config["llm"])
     agent = _lean(llm, config["lean"]) if config["lean"] else _stock(llm)
     conversation = Conversation(
@@ -46,6 +47,18 @@ def run(config: Mapping[str, Any]) -> int:
     Path(config["result"]).write_text(json.dumps(end))
     conversation.close()
     return code
+
+
+def warm_up() -> None:
+    """Import what an agent imports."""
+    import openhands.sdk.context.condenser
+    import openhands.sdk.event.conversation_error
+    import openhands.tools.file_editor
+    import openhands.tools.preset.default
+    import openhands.tools.task
+    import openhands.tools.task_tracker
+    import openhands.tools.terminal
+    import openhands.tools.terminal.impl  # noqa: F401
 
 
 def _lean(llm: Any, prompt: str) -> Any:
@@ -89,4 +102,4 @@ def _register_terminal() -> None:
 
 if __name__ == "__main__":
     sys.path[:0] = [sys.argv[1]]
-    sys.exit(run(json.loads(Path(sys.argv[2]).read_text())))
+    sys.exit(run(sys.argv[2:]))

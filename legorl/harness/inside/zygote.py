@@ -1,4 +1,4 @@
-"""Fork server for mini-swe-agent: imports it once, then forks one agent per trial into the trial's sandbox.
+"""Fork server of a Python harness: imports it once, then forks one agent per trial into the trial's sandbox.
 
     zygote ─ fork ─ entrant (joins the sandbox) ─ fork ─ keeper ─ fork ─ agent
 
@@ -21,11 +21,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from legorl.harness.inside import mini_runner
 from legorl.sandbox.channel import encode, receive, send
 from legorl.sandbox.join import Join, enter
 from legorl.sandbox.linux import set_child_subreaper, set_dumpable, set_parent_death_signal
@@ -34,11 +33,16 @@ _END_TREE_S = 5.0
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
-def main(control_fd: int) -> None:
-    """Import, say hello, serve until the host closes its end."""
+Run = Callable[[Sequence[str]], int]
+"""Runs one agent on its configuration files and returns its exit code."""
+
+
+def main(control_fd: int, runner: str) -> None:
+    """Import the module `runner`, say hello, serve until the host closes its end."""
     control = socket.socket(fileno=control_fd)
     try:
-        _warm_up()
+        module = importlib.import_module(runner)
+        module.warm_up()
     except Exception:
         send(control, encode({"error": traceback.format_exc()[-4000:]}))
         raise
@@ -46,25 +50,10 @@ def main(control_fd: int) -> None:
     gc.freeze()  # the collector does not touch, and so not copy, what all agents share
     send(control, encode({}))
     with _child_events() as events:
-        _serve(control, events)
+        _serve(control, events, module.run)
 
 
-def _warm_up() -> None:
-    """Import what an agent imports, and do once what is slow the first time."""
-    import encodings.idna  # noqa: F401
-
-    import minisweagent.agents.default
-    import minisweagent.config
-    import minisweagent.environments.local  # noqa: F401
-    import requests
-    from jinja2 import StrictUndefined, Template
-
-    importlib.import_module("mini_model")  # as configurations name it
-    Template("{% if a %}{{ a }}{% endif %}", undefined=StrictUndefined).render(a="")
-    requests.Session().prepare_request(requests.Request("POST", "http://127.0.0.1/", json={}))
-
-
-def _serve(control: socket.socket, events: int) -> None:
+def _serve(control: socket.socket, events: int, run: Run) -> None:
     poll = _poll(control.fileno(), events)
     while True:
         ready = {fd for fd, _ in poll.poll()}
@@ -80,12 +69,12 @@ def _serve(control: socket.socket, events: int) -> None:
             message, fds = received
             if os.fork() == 0:
                 control.close()
-                _entrant(message, socket.socket(fileno=fds[0]), fds[1:])
+                _entrant(message, socket.socket(fileno=fds[0]), fds[1:], run)
             for fd in fds:
                 os.close(fd)
 
 
-def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoReturn:
+def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int], run: Run) -> NoReturn:
     """Join the sandbox, fork the keeper into its process namespace, and wait for it."""
     try:
         join = Join(**message["join"])
@@ -93,7 +82,7 @@ def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int]) -> No
             resource.setrlimit(limit, resource.prlimit(join.init_pid, limit))
         enter(join)
         if os.fork() == 0:
-            _keeper(message, host, fds)
+            _keeper(message, host, fds, run)
         host.close()
         os.wait()
     except OSError as error:
@@ -102,7 +91,7 @@ def _entrant(message: dict[str, Any], host: socket.socket, fds: list[int]) -> No
         os._exit(0)
 
 
-def _keeper(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoReturn:
+def _keeper(message: dict[str, Any], host: socket.socket, fds: list[int], run: Run) -> NoReturn:
     """Start the agent, wait for its end, the deadline or the host, end its tree, answer."""
     try:
         set_parent_death_signal(signal.SIGKILL)
@@ -112,7 +101,7 @@ def _keeper(message: dict[str, Any], host: socket.socket, fds: list[int]) -> NoR
             start = time.monotonic()
             child = os.fork()
             if child == 0:
-                _agent(message, fds)
+                _agent(message, fds, run)
             code = _wait(child, start + message["timeout_s"], host, events)
             tree_gone = _end_tree()
             answer = {"code": code, "seconds": time.monotonic() - start, "tree_gone": tree_gone}
@@ -154,7 +143,7 @@ def _end_tree() -> bool:
     return False
 
 
-def _agent(message: dict[str, Any], fds: Sequence[int]) -> NoReturn:
+def _agent(message: dict[str, Any], fds: Sequence[int], run: Run) -> NoReturn:
     """Become what an executed command would be, then run the agent in this interpreter."""
     code = 1
     try:
@@ -170,7 +159,7 @@ def _agent(message: dict[str, Any], fds: Sequence[int]) -> NoReturn:
             stream.write("500")  # as the sandbox's commands: they go before what watches them
         os.environ.clear()
         os.environ.update(message["env"])
-        code = mini_runner.run(message["specs"])
+        code = run(message["specs"])
     except BaseException:
         traceback.print_exc()
     finally:

@@ -30,7 +30,7 @@ from legorl.proxy.invariants import check
 from legorl.proxy.ledger import Ledger
 from legorl.proxy.proxy import Proxy
 from legorl.proxy.render import Renderer
-from legorl.sandbox.base import ExecResult, Limits, Phase, SandboxSpec, Snapshot
+from legorl.sandbox.base import ExecResult, Phase, SandboxSpec, Snapshot
 from legorl.sandbox.local import LocalProvider
 from legorl.sandbox.seal import sealed_workspace
 from tests.integration.leftovers import no_leftovers
@@ -216,7 +216,7 @@ async def live(
     sampling = Sampling(max_tokens=limits.reply_tokens)
     try:
         workspace = sealed_workspace(repository(tmp_path / "repo"), tmp_path / "cache")
-        spec = SandboxSpec("t1", workspace, harness.mounts(CACHE), limits=Limits(memory_mb=2048, disk_mb=512))
+        spec = SandboxSpec("t1", workspace, harness.mounts(CACHE))
         sandbox = await provider.start(spec)
         try:
             session = proxy.open(

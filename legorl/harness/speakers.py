@@ -34,6 +34,8 @@ _CODEX_SIDES = {"compact": _COMPACTION, "memory": _MEMORY}
 """How codex's own names of helper requests begin."""
 _OPENHANDS_TEXT_TOOLS = "<function="
 """In the system prompt where the tools are described in words instead of in the request."""
+_HEAD = 80
+"""Characters in which an instruction says what it wants."""
 _LABELS = {
     "summar": _COMPACTION,
     "compact": _COMPACTION,
@@ -114,13 +116,13 @@ def mini_swe_agent(headers: Headers, body: Body) -> Speaker:
 
 def generic(headers: Headers, body: Body) -> Speaker:
     """A program that is not known: by content alone. Without tools it may be one that writes its commands as
-    text, so only instructions that say title, summary or memory make a side request of it."""
+    text, so only instructions that begin with a title, summary or memory make a side request of it."""
     system = _system(body)
     if not body.get("tools"):
-        instructions = system[:400] + "\n" + "\n".join(text[:400] for text in _last_texts(body))
-        label = _label(instructions)
+        begun = [system[:_HEAD], *(text[:_HEAD] for text in _last_texts(body)[-1:])]
+        label = _label("\n".join(begun))
         return MAIN if label == _OTHER else _side(label, MAIN)
-    return _subagent(_opening_key(body)) if "subagent" in system[:400].lower() else MAIN
+    return _subagent(_opening_key(body)) if "subagent" in system[:_HEAD].lower() else MAIN
 
 
 RULES: dict[str, Rule] = {
@@ -147,6 +149,7 @@ _OWN_HEADERS = (
 )
 _PROMPTS = (
     ("You are a helpful assistant that can interact with a computer", "mini_swe_agent"),
+    ("You are a helpful assistant that can interact multiple times with a computer", "mini_swe_agent"),
     ("You are Qwen Code", "qwen_code"),
     ("You are opencode", "opencode"),
     ("You are Claude Code", "claude_code"),

@@ -237,6 +237,8 @@ def test_a_program_that_is_not_known() -> None:
     assert generic({}, said("You write titles.", "x", tools=False)).label == "title"
     assert generic({}, said("You help.", "Summarize this.", tools=False)).label == "compaction"
     assert generic({}, said("You are a subagent.", "x")).kind is ThreadKind.SUBAGENT
+    output = "<returncode>1</returncode>\n<output>\n" + "F" * 60 + "\nshort test summary info: title, memory"
+    assert generic({}, said("You help.", "Fix.", output, tools=False)).kind is ThreadKind.MAIN
 
 
 def test_every_harness_has_a_rule() -> None:

@@ -44,7 +44,12 @@ _WISHES = {
     "text": "response_format",
 }
 _STATE = ("previous_response_id", "conversation", "prompt")
-_OMITTED = {"input_image": "image", "input_file": "file", "input_audio": "audio"}
+_OMITTED = {
+    "input_image": "image",
+    "input_file": "file",
+    "input_audio": "audio",
+    "encrypted_content": "encrypted text",
+}
 _ENCRYPTED = "c2VhbGVk"
 """Clients drop reasoning that carries no encrypted content; the text itself is in the summary."""
 
@@ -167,6 +172,8 @@ def _item(value: Json) -> Message | _Piece:
         case "reasoning":
             text = _text(item.get("content"), "content") or _text(item.get("summary"), "summary")
             return _Piece(_Order.REASONING, text)
+        case "agent_message":  # from another agent of a Codex that has several
+            return Message(Role.USER, _text(item.get("content"), "content"))
         case "item_reference":
             raise invalid(
                 f"id: {item.get('id')!r} is not known: nothing is stored here; send the item itself"
@@ -193,7 +200,7 @@ def _part(value: Json) -> str:
             return want_text(item.get("text"), "text")
         case "refusal":
             return want_text(item.get("refusal"), "refusal")
-        case "input_image" | "input_file" | "input_audio":
+        case "input_image" | "input_file" | "input_audio" | "encrypted_content":
             return PLACEHOLDER.format(_OMITTED[item["type"]])
     raise invalid(f"type: {item.get('type')!r} is not supported")
 

@@ -192,6 +192,12 @@ def test_responses_forms_of_one_message(item: dict) -> None:
     assert responses(item) == OpenAIResponses().parse({"input": "hello"}).messages == (HELLO,)
 
 
+def test_what_another_agent_says_is_a_user_message() -> None:
+    content = [{"type": "input_text", "text": "hello"}, {"type": "encrypted_content", "data": "x"}]
+    (message,) = responses({"type": "agent_message", "author": "/a", "recipient": "/b", "content": content})
+    assert message == Message(Role.USER, "hello\n[encrypted text omitted: this model reads text only]")
+
+
 def test_items_of_one_turn_are_one_message() -> None:
     items = [
         {"role": "developer", "content": "Be brief."},

@@ -41,7 +41,7 @@ class Scale:
     short: int = 20_000
     long: int = 200_000
     """Histories that are compared, in tokens."""
-    repetitions: int = 5
+    repetitions: int = 3
     trials: int = 64
     trial_turns: int = 50
     """Turns that each concurrent trial has had before it is measured."""
@@ -126,6 +126,8 @@ class Bench:
                 start = time.process_time()
                 self.plain.renderer.render_full(request.messages, request.tools)
                 rendering.append((time.process_time() - start) * self._scale.long / tokens)
+        self.plain.close(sessions[0])
+        self.routed.close(sessions[1])
 
     def _cpu(self, calls: Sequence[Call], tokens: int) -> float:
         return statistics.median(call.cpu_s for call in calls if abs(call.prompt - tokens) <= _WINDOW)
@@ -144,6 +146,7 @@ class Bench:
             session = self._open(self.routed)
             for raw in self._bodies:
                 await self.routed.send(session, raw)
+            self.routed.close(session)
             return session
 
         asyncio.run(record())  # what is made once
@@ -194,6 +197,8 @@ class Bench:
             between = time.process_time()
             await theirs()
             ended = time.process_time()
+            for session in sessions:
+                self.plain.close(session)
             return count * len(sessions) / (between - began), len(sessions) / (ended - between)
 
         own, other = asyncio.run(measure())
@@ -211,11 +216,7 @@ def _array_bytes(session: Session) -> int:
         arrays = (segment.tokens, segment.mask, segment.logprobs, segment.versions, segment.routed)
         total += sum(array.view.nbytes for array in arrays)
         if segment.routing is not None:
-            total += (
-                len(segment.routing)
-                * int(np.prod(segment.routing.row_shape))
-                * segment.routing.dtype.itemsize
-            )
+            total += segment.routing.joined().nbytes
     return total
 
 
@@ -235,7 +236,13 @@ def run(scale: Scale, cache: Path) -> list[Ratio]:
     for dialect in DIALECTS:
         bench = Bench(dialect, model, steps, scale)
         for measurement in (bench.memory, bench.per_call, bench.concurrent):
-            ratios += measurement()
+            for ratio in measurement():
+                print(
+                    f"{ratio.harness}: {ratio.what}: {_number(ratio.value)} ({ratio.detail})",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                ratios.append(ratio)
     return ratios
 
 

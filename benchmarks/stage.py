@@ -154,6 +154,10 @@ class Stage:
         self._sessions.add(session)
         return session
 
+    def close(self, session: Session) -> None:
+        """Forget a trial."""
+        self._sessions.remove(session.trial)
+
     def call_ids(self) -> list[str]:
         """Of every trial's turns."""
         return [f"{self._dialect.call_prefix}{index:024x}" for index in range(len(self.steps))]

@@ -106,12 +106,12 @@ class App:
     async def _count_tokens(
         self, session: Session, headers: Headers, receive: Receive, answer: _Answer
     ) -> None:
-        body = session.bodies.read(await _read_body(headers, receive))
+        body = session.bodies.read(await _read_body(session, headers, receive))
         count = session.count_tokens(answer.wire.parse(body), session.speaker(headers, body))
         await answer.json(200, answer.wire.token_count(count))
 
     async def _complete(self, session: Session, headers: Headers, receive: Receive, answer: _Answer) -> None:
-        body = session.bodies.read(await _read_body(headers, receive))
+        body = session.bodies.read(await _read_body(session, headers, receive))
         request = answer.request = answer.wire.parse(body)
         speaker = session.speaker(headers, body)
         sampling = asyncio.create_task(session.complete(request, speaker, answer.wire.call_id_prefix))
@@ -211,12 +211,12 @@ async def _disconnect(receive: Receive) -> None:
         pass
 
 
-async def _read_body(headers: Headers, receive: Receive) -> bytes:
+async def _read_body(session: Session, headers: Headers, receive: Receive) -> bytes:
     encoding = headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise Refusal(Reason.ENCODING, f"content-encoding: {encoding!r} is not supported, send plain JSON")
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout(BODY_TIMEOUT_S), session.receiving:
             return await _read_whole(receive)
     except TimeoutError:
         raise Refusal(Reason.TIMEOUT, f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None

@@ -20,6 +20,7 @@ from legorl.harness.base import Speaker, ThreadKind
 from legorl.proxy.body import BodyReader
 from legorl.proxy.echoes import Turn
 from legorl.proxy.ledger import Ledger, Plan, thread_name
+from legorl.proxy.length import exceeds
 from legorl.proxy.messages import ChatRequest, Json, Message, Reply, Role, ToolUse
 from legorl.proxy.refusal import Reason, Refusal, invalid
 from legorl.proxy.render import Renderer
@@ -28,6 +29,7 @@ SpeakerOf = Callable[[Mapping[str, str], Mapping[str, Any]], Speaker]
 """Tells who speaks from a request's headers (lower-case names) and body."""
 
 ABORT_TIMEOUT_S = 10.0
+BODIES = 8
 FLIGHTS = 64
 """Requests of one trial in flight; no harness has so many subagents."""
 
@@ -42,6 +44,16 @@ class Serving:
     context_tokens: int
     observed: bool = False
     """Turns that a harness shows changed count as it shows them (`Ledger`)."""
+
+
+@dataclass(eq=False)
+class _Reserved:
+    """What a request takes before it is answered, and gives back if it is not."""
+
+    plan: Plan
+    sampling: Sampling
+    main: bool
+    committed: bool = False
 
 
 @dataclass(eq=False)
@@ -69,6 +81,8 @@ class Session:
         self.trial = trial
         self.token = secrets.token_urlsafe(24)
         self.bodies = BodyReader()
+        self.receiving = asyncio.Semaphore(BODIES)
+        """Held while a body is on its way: what arrives at once is bounded."""
         self.ledger = Ledger(trial, serving.renderer, observed=serving.observed)
         self.mark: str | None = None
         """Budget that ran out: `turn_limit`, `token_limit` or `context_overflow` (names of terminations)."""
@@ -99,8 +113,10 @@ class Session:
             raise invalid(f"the request does not look like one of this harness: {error!r}") from error
 
     def count_tokens(self, request: ChatRequest, speaker: Speaker) -> int:
-        """Prompt tokens the request would have."""
+        """Prompt tokens the request would have. Raises `Refusal` for far more than the context holds."""
         self._refuse_when_over()
+        if self._too_long(request):
+            raise Refusal(Reason.OVERFLOW, self._far_more())
         return self.ledger.prompt_tokens(request, speaker)
 
     async def complete(
@@ -118,15 +134,14 @@ class Session:
         if flight is None:
             if len(self._flights) >= FLIGHTS:
                 raise Refusal(Reason.BUSY, f"{FLIGHTS} requests are in flight")
+            reserved = self._reserve(request, speaker)
             self._requests += 1
             request_id = f"{self.trial}.{self._requests}"
-            task = asyncio.create_task(
-                self._answer(request, speaker, request_id, call_id_prefix), name=request_id
-            )
+            task = asyncio.create_task(self._sample(reserved, request_id, call_id_prefix), name=request_id)
             flight = _Flight(key, task)
             self._flights.append(flight)
             self._tasks.add(task)
-            task.add_done_callback(self._landed)
+            task.add_done_callback(lambda done: self._landed(done, reserved))
         flight.waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -154,18 +169,26 @@ class Session:
         self.failure = self.failure or error
         self.ended.set()
 
-    def _landed(self, task: asyncio.Task[tuple[Turn, Reply]]) -> None:
+    def _landed(self, task: asyncio.Task[tuple[Turn, Reply]], reserved: _Reserved) -> None:
+        """A request has ended, be it before its task ran at all."""
         self._tasks.discard(task)
         self._flights = [flight for flight in self._flights if flight.task is not task]
+        self._promised -= reserved.sampling.max_tokens
+        if not reserved.committed:
+            self.ledger.rollback(reserved.plan)
+            self.turns -= reserved.main
         if not task.cancelled():
             task.exception()  # seen here, in case no client is left to see it
 
-    def _reserve(self, request: ChatRequest, speaker: Speaker, main: bool) -> tuple[Plan, Sampling]:
+    def _reserve(self, request: ChatRequest, speaker: Speaker) -> _Reserved:
+        main = speaker.kind is ThreadKind.MAIN
         if main and self.turns >= self._turn_limit:
             raise self._over("turn_limit", f"the trial's limit of {self._turn_limit} turns is reached")
         budget = self._trial_tokens - self.ledger.sampled_tokens
         if budget <= 0:
             raise self._over("token_limit", f"the trial's {self._trial_tokens} sampled tokens are used up")
+        if self._too_long(request):
+            raise self._over("context_overflow", self._far_more())
         plan = self.ledger.begin(request, speaker)
         prompt, context = len(plan.segment), self._serving.context_tokens
         if prompt >= context:
@@ -175,17 +198,18 @@ class Session:
         if limit > budget - self._promised:
             self.ledger.rollback(plan)
             raise Refusal(Reason.BUSY, "the trial's last tokens are promised to requests in flight")
-        return plan, dataclasses.replace(self._sampling, max_tokens=limit)
-
-    async def _answer(
-        self, request: ChatRequest, speaker: Speaker, request_id: str, call_id_prefix: str
-    ) -> tuple[Turn, Reply]:
-        main = speaker.kind is ThreadKind.MAIN
-        plan, sampling = self._reserve(request, speaker, main)
         self.turns += main
-        self._promised += sampling.max_tokens
-        engine = self._serving.engine
-        committed = False
+        self._promised += limit
+        return _Reserved(plan, dataclasses.replace(self._sampling, max_tokens=limit), main)
+
+    def _too_long(self, request: ChatRequest) -> bool:
+        return exceeds(request, self._serving.context_tokens, self._serving.renderer.encode)
+
+    def _far_more(self) -> str:
+        return f"far more tokens than the {self._serving.context_tokens} of the context"
+
+    async def _sample(self, reserved: _Reserved, request_id: str, call_id_prefix: str) -> tuple[Turn, Reply]:
+        plan, sampling, engine = reserved.plan, reserved.sampling, self._serving.engine
         try:
             sample = await engine.generate(
                 request_id,
@@ -198,7 +222,7 @@ class Session:
             prompt_tokens = len(plan.segment)
             message = self._message(sample, call_id_prefix)
             turn = self.ledger.commit(plan, request_id, sample, message)
-            committed = True
+            reserved.committed = True
         except asyncio.CancelledError:
             await self._abort(request_id)
             raise
@@ -208,11 +232,6 @@ class Session:
         except Exception as error:  # a bug of ours must exclude the trial, not look like the agent's end
             self.fail(ProxyError(f"trial {self.trial}: {error!r}"))
             raise Refusal(Reason.BROKEN, "the proxy failed") from error
-        finally:
-            self._promised -= sampling.max_tokens
-            if not committed:
-                self.ledger.rollback(plan)
-                self.turns -= main
         if sample.finish is Finish.LENGTH and sampling.max_tokens < self._sampling.max_tokens:
             spent = self.ledger.sampled_tokens >= self._trial_tokens
             self._set_mark("token_limit" if spent else "context_overflow")

@@ -52,7 +52,7 @@ def notes(report: Report) -> Iterator[str]:
     for title, remarks in (
         ("orphan", report.orphans),
         ("[red]lost[/]", report.lost),
-        ("[red]speaker[/]", report.misattributed),
+        ("[yellow]speaker[/]", report.misattributed),
     ):
         for remark in remarks[:SHOWN]:
             yield f"{name}: {title}: request {remark.n}: {escape(remark.text)}"

@@ -123,7 +123,8 @@ def _record(data: Mapping[str, Json], place: int) -> Record:
 
 def _block(value: Json) -> Block:
     item = _list(value, "a scripted block")
-    kind, *rest = [_str(part, "a scripted block") for part in item] or [""]
+    parts = [_str(part, "a scripted block") for part in item]
+    kind, *rest = [part.encode(errors="replace").decode() for part in parts] or [""]
     if kind in ("text", "thinking") and rest:
         return Block(kind, rest[0])
     if kind in _CALLS and len(rest) >= 2:

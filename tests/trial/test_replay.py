@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from legorl.errors import UserError
 from legorl.proxy.render import Renderer
@@ -176,6 +178,39 @@ def test_bad_files_do_not_hide_good_ones(tmp_path: Path, capsys: pytest.CaptureF
     assert re.search(r"mini-basic +mini_swe_agent +5 +5 .*good", out)
     assert out.count("error: ") == 3
     assert "missing does not exist" in out
+
+
+ODD = [None, 5, -1, 1.5, "x", "", [], {}, True, [[1]], {"type": "text"}, "\ud83d", "\0", 10**30]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to everything inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, item in inner for found in [(*path, key), *places(item, (*path, key))]]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_odd_values_anywhere_end_in_a_report_or_one_clear_error(
+    renderer: Renderer, tmp_path: Path, data: st.DataObject
+) -> None:
+    records = json.loads(json.dumps(load_capture(BASIC)[:3]))
+    for _ in range(data.draw(st.integers(1, 3))):
+        *path, last = data.draw(st.sampled_from(places(records)))
+        holder = records
+        for key in path:
+            holder = holder[key]
+        holder[last] = data.draw(st.sampled_from(ODD))
+    file = tmp_path / "odd.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    try:
+        report, _ = asyncio.run(replay(file, renderer))
+    except UserError as error:
+        assert str(file) in str(error)
+    else:
+        assert report.violations == []
+        assert report.retokenized_loss_tokens == 0
+        assert not any("the proxy failed" in remark.text for remark in report.lost)
 
 
 def test_a_harness_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:

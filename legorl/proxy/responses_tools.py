@@ -74,6 +74,10 @@ def call_item(call: ToolUse, form: ToolForm | None, item_id: str) -> dict[str, J
     return {"id": f"fc_{item_id}", "type": "function_call", **head, "arguments": call.arguments}
 
 
+def _read_listed(value: Json) -> list[tuple[Tool | None, ToolForm]]:
+    return _read(value, "", "")
+
+
 def _read(value: Json, namespace: str = "", about: str = "") -> list[tuple[Tool | None, ToolForm]]:
     item = want_object(value, "tool")
     kind = want_name(item.get("type"), "type")

@@ -433,3 +433,19 @@ async def test_only_so_many_requests_are_in_flight(stage: Stage, monkeypatch: py
     held.set()
     assert sorted(await asyncio.gather(*asked)) == [200, 200, 200, 429, 429]
     await client.normal_turn()
+
+
+async def test_bodies_that_stall_hold_up_their_own_trial_only_and_not_for_long(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "BODIES", 2)
+    monkeypatch.setattr(app, "BODY_TIMEOUT_S", 1.0)
+    client, other = open_wide(stage), stage.open("b")
+    start = f"POST /t/b/v1/responses HTTP/1.1\r\nhost: x\r\nx-api-key: {other.token}\r\n".encode()
+    stalled = [asyncio.create_task(raw(stage, start + b"content-length: 9\r\n\r\n{")) for _ in range(2)]
+    await asyncio.sleep(0.3)
+    waiting = asyncio.create_task(raw(stage, start + b"content-length: 2\r\n\r\n{}"))
+    async with asyncio.timeout(0.5):
+        await client.normal_turn()
+    assert not waiting.done()
+    assert [status for status, _ in await asyncio.gather(*stalled, waiting)] == [408, 408, 400]

@@ -7,12 +7,11 @@ Tools that the provider would run are withheld, and the record says which.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from legorl.proxy.messages import Json, Tool, ToolUse
-from legorl.proxy.wire import read_each, want_name, want_object, want_schema, want_text
+from legorl.proxy.wire import object_of, read_each, want_name, want_object, want_schema, want_text
 
 _FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -108,9 +107,5 @@ def _grammar(value: Json) -> str:
 
 def _free_text(arguments: str) -> str:
     """A custom tool's input; arguments of any other shape are handed over as they are."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
-    text = value.get("input") if isinstance(value, dict) else None
+    text = (object_of(arguments) or {}).get("input")
     return text if isinstance(text, str) else arguments

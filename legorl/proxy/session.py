@@ -261,7 +261,8 @@ class Session:
     def _message(self, sample: Sample, call_id_prefix: str) -> Message:
         parsed = self._serving.parser.parse(self._serving.renderer.decode(sample.token_ids))
         calls = tuple(
-            ToolUse(call_id_prefix + self._new_call_id(), call.name, call.arguments) for call in parsed.calls
+            ToolUse(call_id_prefix + self._new_call_id(), _whole(call.name), _whole(call.arguments))
+            for call in parsed.calls
         )
         return Message(Role.ASSISTANT, parsed.text, calls=calls, reasoning=parsed.reasoning)
 
@@ -285,6 +286,11 @@ class Session:
                 values = self.ledger.wishes.setdefault(name, [])
                 if value not in values and len(values) < 16:
                     values.append(value)
+
+
+def _whole(text: str) -> str:
+    """Without halves of surrogate pairs, which a parser makes of a policy's escapes and no encoding has."""
+    return text.encode(errors="replace").decode()
 
 
 def _closing() -> Refusal:

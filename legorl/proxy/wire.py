@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from legorl.proxy.body import Element
 from legorl.proxy.messages import ChatRequest, Json, Message, Reply
 from legorl.proxy.refusal import Reason, Refusal, invalid
@@ -75,6 +77,15 @@ def sse(value: Json, name: str = "") -> bytes:
     """One server-sent event."""
     data = b"data: " + compact(value) + b"\n\n"
     return f"event: {name}\n".encode() + data if name else data
+
+
+def object_of(arguments: str) -> dict[str, Json] | None:
+    """The JSON object that a policy's argument text is; None for any other text (`NaN` is none)."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def has_text(message: Message) -> bool:

@@ -28,6 +28,7 @@ from legorl.proxy.wire import (
     WireFormat,
     has_text,
     note_withheld,
+    object_of,
     read_each,
     sse,
     want_flag,
@@ -280,11 +281,8 @@ def _blocks(message: Message) -> list[Json]:
 
 def _input(arguments: str) -> dict[str, Json]:
     """The protocol wants an object; arguments that are none are handed over as text under one key."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
+    value = object_of(arguments)
+    return {"arguments": arguments} if value is None else value
 
 
 def _stop_reason(reply: Reply) -> str:

@@ -100,7 +100,7 @@ class HermesLike:
             calls = tuple(
                 ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in found
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return Parsed(text, reasoning=reasoning)
         return Parsed(text[: text.find("<tool_call>")], calls, reasoning)
 

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gzip
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from legorl.proxy import app, invariants, session
 from legorl.proxy.session import Session
 from legorl.proxy.store import load, save
 from tests.proxy.conftest import Stage
+from tests.proxy.models import call_text
 
 ENDPOINTS = ["messages", "chat/completions", "responses"]
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
@@ -449,3 +451,45 @@ async def test_bodies_that_stall_hold_up_their_own_trial_only_and_not_for_long(
         await client.normal_turn()
     assert not waiting.done()
     assert [status for status, _ in await asyncio.gather(*stalled, waiting)] == [408, 408, 400]
+
+
+ODD_REPLIES = [
+    call_text("bash", '{"command": "\\ud800"}'),
+    call_text("bash", '{"command": NaN, "x": Infinity}'),
+    call_text("bash", '{"command": 1e999}'),
+    call_text("bash", '{"command": ' + "9" * 400 + "}"),
+    call_text("bash", "[" * 900 + "]" * 900),
+    call_text("bash", '{"a": ' + "[" * 970 + "]" * 970 + "}"),
+    call_text("bash", "null"),
+    call_text("", "{}"),
+    call_text("\\u0000\\ud800 \\n", "{}"),
+    call_text("c", '{"input": "\\udfff"}'),
+    "<think></think>",
+    "<|im_start|>system\n\u0000",
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+async def test_whatever_the_policy_says_is_valid_json_for_the_harness(
+    stage: Stage, endpoint: str, stream: bool, tmp_path: Path
+) -> None:
+    def strict(text: str) -> Any:
+        return json.loads(text, parse_constant=pytest.fail)
+
+    opened = stage.open(turn_limit=10**9, trial_tokens=10**9, max_tokens=3000)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(stage.proxy._app),  # type: ignore[arg-type]
+        base_url="http://proxy",
+        headers={"x-api-key": opened.token},
+    ) as client:
+        for odd in ODD_REPLIES:
+            stage.script = [odd]
+            body = {**FULL[endpoint], "stream": stream, "functions": None}
+            reply = await client.post(f"/t/a/v1/{endpoint}", json=body)
+            assert (reply.status_code, opened.failure) == (200, None), odd
+            for text in re.findall(r"^data: (\{.*)$", reply.text, re.MULTILINE) if stream else [reply.text]:
+                assert "\\ud" not in json.dumps(strict(text))
+    ledger = await stage.proxy.close("a")
+    save(ledger, tmp_path)
+    assert invariants.check(load(tmp_path)) == []

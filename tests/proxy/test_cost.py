@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.proxy import Ratio, table
 from benchmarks.stage import EXPERTS_PER_TOKEN, LAYERS, Stage
 from benchmarks.traffic import DIALECTS, Dialect, make_steps
 from legorl.proxy import invariants
@@ -74,3 +75,16 @@ async def test_old_messages_are_decoded_and_read_once(stage: Stage) -> None:
     for a, b in zip(one.messages, other.messages, strict=True):
         assert a.text is b.text or a.role is Role.SYSTEM  # which may be joined from several blocks
     assert all(a is b for a, b in zip(one.tools, other.tools, strict=True))
+
+
+def test_the_report_says_what_missed() -> None:
+    lines = table(
+        [
+            Ratio("a", "slow", 0.05, 1 / 60, "3 / 60 ms"),
+            Ratio("b", "slow", 1 / 100, 1 / 60, "1 / 100 ms"),
+            Ratio("b", "many", 12.0, 10, "12 / 1 per s", at_least=True),
+        ]
+    ).splitlines()
+    assert lines[0] == "| ratio | bound | a | b |"
+    assert lines[2] == "| slow | ≤ 1/60 | **1/20** (3 / 60 ms) MISSED | **1/100** (1 / 100 ms) |"
+    assert lines[3] == "| many | ≥ 10 |  | **12** (12 / 1 per s) |"

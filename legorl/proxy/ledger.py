@@ -39,7 +39,7 @@ class Plan:
     created: bool
     prompt_digest: str
     supersedes: Turn | None
-    """An earlier answer to the same request."""
+    """An answer to the same conversation that was lost or thrown away."""
 
     @property
     def prompt_ids(self) -> Ids:
@@ -81,15 +81,16 @@ class Ledger(Transcript):
         keys = [self._issued.key(message) for message in request.messages]
         path = trace(root, request.messages, keys, self._issued)
         place, composed = self._continue(path, request)
-        again = None
-        if path[-1].depth == len(keys) and not dry:
-            again = self._supersede(path[-1].node)
+        again = path[-1].depth == len(keys)
+        superseded = None
+        if not dry:
+            superseded = self._supersede(path[-1].node if again else place.node, again)
         kind, segment, created = self._segment_for(place.node, root.thread)
         base = len(segment)
         segment.busy = True
         segment.append_context(composed.ids)
         return Plan(
-            kind="retry" if again else kind,
+            kind="retry" if again and superseded else kind,
             segment=segment,
             anchor=place.node,
             rest=request.messages[place.depth :],
@@ -99,7 +100,7 @@ class Ledger(Transcript):
             base=base,
             created=created,
             prompt_digest=segment.digest(),
-            supersedes=again,
+            supersedes=superseded,
         )
 
     def commit(self, plan: Plan, turn_id: str, sample: Sample, message: Message) -> Turn:
@@ -201,8 +202,9 @@ class Ledger(Transcript):
                     return place, composed
         raise AssertionError("an opening can always be rendered")
 
-    def _supersede(self, node: Node) -> Turn | None:
-        """The conversation's answer that nothing has followed, if there is one: lost, or thrown away.
+    def _supersede(self, node: Node, again: bool) -> Turn | None:
+        """The conversation's answer that nothing has followed, if there is one: thrown away, when the same
+        request comes `again`; or lost on its way, whatever comes now.
 
         Both answers are kept until it is known which of them the harness goes on with. The new one takes the
         old one's place in its segment; the old one gets a segment of its own.
@@ -210,6 +212,8 @@ class Ledger(Transcript):
         for child in node.children.values():
             turn = child.turn
             if turn is None or turn.superseded or turn.segment.busy or child.children:
+                continue
+            if not again and (turn.delivered or turn.echoed):
                 continue
             if child.segment is turn.segment and self._tips.get(turn.segment.id) is child:
                 turn.superseded = True

@@ -309,12 +309,25 @@ def test_an_answer_that_never_arrived_is_an_orphan(talk: Talk) -> None:
 
 
 def test_a_partial_reply_after_a_cut_stream(talk: Talk) -> None:
-    lost = talk.ask(START, "I will now fix it.", delivered=False)
-    second = talk.ask([*START, assistant("I will")], "Done.")
-    assert talk.kinds() == ["open", "fork"]
+    first = talk.ask(START, LOOK)
+    history = [*START, first.message, result(first.message.calls[0], "a.py")]
+    lost = talk.ask(history, "I will now fix it.", delivered=False)
+    second = talk.ask([*history, assistant("I will")], "Done.")
+    assert talk.kinds() == ["open", "extend", "extend"]
     assert talk.prompt_text(second).endswith("assistant\nI will<|im_end|>\n<|im_start|>assistant\n")
     talk.audit()
     assert lost.orphan == "never delivered"
+    assert [len(row.calls) for row in talk.ledger.rows()] == [2]
+
+
+def test_a_lost_answer_that_arrived_after_all_is_trained(talk: Talk) -> None:
+    late = talk.ask(START, LOOK, delivered=False)
+    talk.ask([*START, user("Still there?")], "Yes.")
+    talk.ask([*START, late.message, result(late.message.calls[0], "a.py")])
+    assert talk.kinds() == ["open", "extend", "extend"]
+    talk.audit()
+    assert not talk.ledger.orphans
+    assert [len(row.calls) for row in talk.ledger.rows()] == [1, 2]
 
 
 def test_an_echo_proves_delivery(talk: Talk) -> None:

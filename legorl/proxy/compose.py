@@ -96,10 +96,6 @@ def compose(
     composed = _compose(renderer, prior, rest, tools, turns)
     if composed is None and prior is None:
         return _compose(renderer, None, rest, tools, [None] * len(rest))
-    if composed is not None:
-        for turn in composed.turns:
-            if turn is not None:
-                turn.echoed = True
     return composed
 
 

@@ -8,7 +8,7 @@ studies) a turn counts as itself only where the harness shows it unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from legorl.engine.base import Finish
@@ -61,14 +61,25 @@ class Issued:
             self._turns[call.id] = turn
 
     def author(self, message: Message) -> Turn | None:
-        """The turn that an assistant message shows by its call ids; None for none, or a mixture of turns."""
+        """The turn that an assistant message counts as; None for none, or a mixture of turns."""
+        author = self._shown(message)
+        return None if author and self.observed and changes(author.message, message) else author
+
+    def note_shown(self, messages: Iterable[Message]) -> None:
+        """Mark the turns that a request shows, wherever and however: they have reached the harness."""
+        for message in messages:
+            turn = self._shown(message)
+            if turn is not None:
+                turn.echoed = True
+
+    def _shown(self, message: Message) -> Turn | None:
         author = None
         for call in message.calls:
             turn = self._turns.get(call.id)
             if turn is not None and author is not None and turn is not author:
                 return None
             author = turn or author
-        return None if author and self.observed and changes(author.message, message) else author
+        return author
 
     def key(self, message: Message) -> MatchKey:
         """What a message is recognised by."""

@@ -80,6 +80,7 @@ class Ledger(Transcript):
         root = self._root(self._thread(speaker), request)
         keys = [self._issued.key(message) for message in request.messages]
         path = trace(root, request.messages, keys, self._issued)
+        self._issued.note_shown(request.messages[path[-1].depth :])
         place, composed = self._continue(path, request)
         again = path[-1].depth == len(keys)
         superseded = None

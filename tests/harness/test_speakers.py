@@ -18,13 +18,15 @@ from tests.captures import CAPTURES, headers_of, load_capture
 
 HARNESS_OF = {
     "claude": "claude_code",
+    "claude197": "claude_code",
     "codex": "codex",
     "mini": "mini_swe_agent",
     "oh": "openhands",
     "opencode": "opencode",
     "qwen": "qwen_code",
 }
-SUBTASKS = "ABC"
+SUBAGENTS = {path: "A" if "cxsub" in path.name else "ABC" for path in CAPTURES if "sub" in path.name}
+"""The tasks that subagents were given, one each."""
 
 
 def kind_of(speaker: Speaker) -> str:
@@ -45,16 +47,16 @@ def test_every_recorded_request(path: Path) -> None:
         assert (speaker.parent is None) == (speaker.kind is ThreadKind.MAIN)
 
 
-@pytest.mark.parametrize("path", [path for path in CAPTURES if "subagent" in path.name], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", SUBAGENTS, ids=lambda path: path.name)
 def test_concurrent_subagents_are_threads_of_their_own(path: Path) -> None:
     rule = RULES[HARNESS_OF[path.name.split("-")[0]]]
     tasks = defaultdict(set)
     for record in load_capture(path):
         if record["kind"] == "sub":
             text = json.dumps(record["body"])
-            (task,) = [name for name in SUBTASKS if f"SUBTASK-MARK {name}" in text]
+            (task,) = [name for name in SUBAGENTS[path] if f"SUBTASK-MARK {name}" in text]
             tasks[rule(headers_of(record), record["body"]).key].add(task)
-    assert sorted(name for names in tasks.values() for name in names) == list(SUBTASKS)
+    assert sorted(name for names in tasks.values() for name in names) == list(SUBAGENTS[path])
 
 
 TOOLS = [{"name": "t"}]

@@ -223,6 +223,16 @@ def test_observed_echoes_fork_where_the_harness_changed_a_turn(renderer: Rendere
     assert not talk.ledger.orphans
 
 
+def test_an_observed_echo_proves_use_also_where_it_was_changed(renderer: Renderer) -> None:
+    talk = Talk(renderer, observed=True)
+    first = talk.ask(START, LOOK)
+    talk.ask(START, "too late")
+    call = first.message.calls[0]
+    talk.ask([*START, assistant("", ToolUse(call.id, "invalid", "{}")), result(call, "a.py")])
+    talk.audit()
+    assert not talk.ledger.orphans
+
+
 def test_the_proxy_hands_the_setting_on(renderer: Renderer) -> None:
     engine = ScriptedEngine(lambda prompt, rng: "", renderer.tokenizer)
     proxy = Proxy(engine, renderer, HermesLike(), context_tokens=99, observed=True)

@@ -20,7 +20,7 @@ from legorl.proxy.render import Renderer
 from legorl.trial.commands import _default_renderer, add_parser, run
 from legorl.trial.recording import read_records
 from legorl.trial.replay import Report, replay
-from legorl.trial.replay_report import table
+from legorl.trial.replay_report import short_name, table
 from tests.captures import CAPTURES, load_capture
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "capture.md"
@@ -37,7 +37,7 @@ def reports(renderer: Renderer) -> list[Report]:
 
 
 def test_every_recorded_turn_is_in_the_loss_once_as_it_was_sampled(reports: list[Report]) -> None:
-    assert len(reports) >= 19
+    assert len(reports) >= 32
     for report, path in zip(reports, CAPTURES, strict=True):
         records = load_capture(path)
         assert report.ok, report
@@ -58,9 +58,13 @@ def test_the_documented_table_is_what_comes_out(reports: list[Report]) -> None:
 
 
 def test_what_the_harness_threw_away_is_an_orphan(reports: list[Report]) -> None:
-    orphans = {report.file.rpartition("/")[2]: report.orphans for report in reports if report.orphans}
+    orphans = {short_name(report.file): report.orphans for report in reports if report.orphans}
     assert {name: [(o.n, o.text) for o in found] for name, found in orphans.items()} == {
-        "qwen-awkward.jsonl.gz": [(5, "replaced")]
+        "claude-cut": [(1, "never delivered")],
+        "codex-cut": [(1, "never delivered")],
+        "opencode-cut": [(2, "never delivered")],
+        "qwen-awkward": [(5, "replaced")],
+        "qwen-maxtok": [(1, "replaced")],
     }
 
 

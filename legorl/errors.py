@@ -65,7 +65,7 @@ class EngineDownError(EngineError):
 class EngineLostError(EngineError):
     """An engine died with a request in flight, which nobody may answer a second time."""
 
-    def __init__(self, message: str, engine: str, request_id: str) -> None:
+    def __init__(self, message: str, *, engine: str = "", request_id: str = "") -> None:
         super().__init__(message)
         self.engine = engine
         """Name of the engine that died."""

@@ -132,6 +132,8 @@ class ModelConfig:
     max_positions: int = 16384
     tool_parser: str = "hermes"
     """Name of a vLLM tool-call parser."""
+    reasoning_parser: str = ""
+    """Name of a vLLM reasoning parser; empty for a policy that does not think aloud."""
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
 
 

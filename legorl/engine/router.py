@@ -210,4 +210,5 @@ class Router:
 
 def _lost(member: _Member, request_id: str) -> EngineLostError:
     name = member.engine.name
-    return EngineLostError(f"{name} died with request {request_id} in flight: {member.out}", name, request_id)
+    message = f"{name} died with request {request_id} in flight: {member.out}"
+    return EngineLostError(message, engine=name, request_id=request_id)

@@ -42,7 +42,7 @@ _shared: dict[Path, asyncio.Task[_Shared]] = {}
 async def _open(run_dir: Path, verl_config: Any, client: Any, tokenizer: Any) -> _Shared:
     config = load_config(run_dir)
     model_dir = Path(verl_config.actor_rollout_ref.model.path)
-    parser = await asyncio.to_thread(vllm_parser, config.model.tool_parser, model_dir)
+    parser = await asyncio.to_thread(vllm_parser, config.model, model_dir)
     engine = VerlEngine(
         client, timeout_s=config.engine.request_timeout_s, routed=config.backend.router_replay
     )

@@ -72,7 +72,7 @@ def _check_template(policy: Path, config: Config) -> None:
     from legorl.proxy.check import check_template
     from legorl.proxy.render import Renderer
 
-    check_template(Renderer.load(policy), vllm_parser(config.model.tool_parser, policy))
+    check_template(Renderer.load(policy), vllm_parser(config.model, policy))
 
 
 def _pool(config: Config, say: Say) -> Pool:
@@ -126,7 +126,7 @@ def _policy(config: Config, pool: Pool, cache: Path, say: Say) -> None:
             base,
             pool.tasks("train"),
             Path(scratch),
-            lambda model: vllm_parser(config.model.tool_parser, model),
+            lambda model: vllm_parser(config.model, model),
         )
         build_policy(base, pool, capture, _Reporter(say))
 

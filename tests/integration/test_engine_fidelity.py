@@ -25,7 +25,7 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 
-from legorl.config.schema import WarmStartConfig
+from legorl.config.schema import ModelConfig, WarmStartConfig
 from legorl.engine.base import Sampling
 from legorl.engine.vllm_parser import vllm_parser
 from legorl.harness.base import Speaker, ThreadKind
@@ -147,7 +147,12 @@ async def record(engine: Any, policy: Path, trial: str) -> list[Row]:
     """Rows of one trial, as the proxy gives them to the trainer."""
     from openai import AsyncOpenAI
 
-    proxy = Proxy(engine, Renderer.load(policy), vllm_parser("hermes", policy), context_tokens=CONTEXT)
+    proxy = Proxy(
+        engine,
+        Renderer.load(policy),
+        vllm_parser(ModelConfig(), policy),
+        context_tokens=CONTEXT,
+    )
     sock = socket.create_server(("127.0.0.1", 0))
     await proxy.attach(sock)
     try:

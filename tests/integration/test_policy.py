@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
 from legorl.config.compose import compose
-from legorl.config.schema import Config
+from legorl.config.schema import Config, ModelConfig
 from legorl.engine.vllm_parser import vllm_parser
 from legorl.harness.registry import get_harness
 from legorl.policy.build import build_policy
@@ -44,7 +44,7 @@ def test_captured_transcripts_are_what_the_simulator_says(config: Config, pool: 
     tasks = pool.tasks("train")
     save_tokenizer(train_tokenizer(corpus(task.instruction for task in tasks), 768), model_dir, 16384)
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    capture = HarnessCapture(config, tasks, tmp_path / "run", lambda path: vllm_parser("hermes", path))
+    capture = HarnessCapture(config, tasks, tmp_path / "run", lambda path: vllm_parser(ModelConfig(), path))
     seen: list[tuple[int, int]] = []
     for mode in (Mode.SLOPPY, Mode.SKILL):
         transcripts = capture(model_dir, mode, len(tasks), lambda done, total: seen.append((done, total)))
@@ -72,7 +72,9 @@ def test_a_policy_is_built_from_real_trials(config: Config, pool: Pool, tmp_path
 
     config.model.warm_start.episodes, config.model.warm_start.steps, config.model.warm_start.batch = 4, 2, 2
     tasks = pool.tasks("train")
-    capture = HarnessCapture(compose(), tasks, tmp_path / "run", lambda path: vllm_parser("hermes", path))
+    capture = HarnessCapture(
+        compose(), tasks, tmp_path / "run", lambda path: vllm_parser(ModelConfig(), path)
+    )
     config.paths.cache = str(tmp_path / "cache")  # of the policy; the harness stays where it is installed
     said: list[str] = []
     path = build_policy(config, pool, capture, lambda what, done, total: said.append(what))

@@ -39,8 +39,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([asdict(each) for each in known], indent=1) if args.json else _table(known))
         return 0
     names = list(HARNESSES) if args.names == ["all"] else args.names
+    failures = []
     for harness in [get_harness(_asked_for(name)) for name in names]:
-        print(f"{harness.name} {harness.version}: {harness.install(args.cache)}")
+        try:
+            print(f"{harness.name} {harness.version}: {harness.install(args.cache)}", flush=True)
+        except UserError as error:  # the others can be installed all the same
+            failures.append(str(error))
+    if failures:
+        raise UserError("\n".join(failures))
     return 0
 
 

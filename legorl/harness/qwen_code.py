@@ -19,6 +19,7 @@ _LEAN_PROMPT = "You are a coding agent. Use run_shell_command to solve the task.
 _LEAN_DENIED = (
     *("agent", "list_agents", "send_message", "task_stop", "skill", "tool_search", "tool_call"),
     *("get_goal", "update_goal", "enter_plan_mode", "exit_plan_mode", "ask_user_question"),
+    *("enter_worktree", "exit_worktree", "record_artifact", "report_findings"),
 )
 """Tools that a list of core tools does not leave out."""
 _SKILL_LEVELS = ("bundled", "user", "project", "extension")

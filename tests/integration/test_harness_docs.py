@@ -12,6 +12,7 @@ from legorl.harness.registry import get_harness
 from tests.harness.page import use_example
 from tests.integration.dialects import Dialect, basic
 from tests.integration.live import Script, check_provenance, live
+from tests.proxy.models import build_tokenizer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
@@ -31,5 +32,6 @@ async def test_the_page_s_harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     idle = Script([BASH.run("true")] * 9)
     lived = await live(harness, idle, tmp_path / "b", limits=LIMITS)
     assert lived.outcome.termination == "turn_limit"
-    lived = await live(harness, idle, tmp_path / "c", limits=LIMITS, trial_tokens=20)
+    one_reply = len(build_tokenizer().encode(BASH.run("true")).ids) + 1
+    lived = await live(harness, idle, tmp_path / "c", limits=LIMITS, trial_tokens=one_reply)
     assert lived.outcome.termination == "context_overflow"

@@ -29,7 +29,7 @@ WINDOW = {
 }
 """Context window of those that compact, such that their own tools and prompts leave some room in it."""
 
-PROMPT = dict.fromkeys(NAMES, 20_000) | {"mini_swe_agent": 700}
+PROMPT = dict.fromkeys(NAMES, 9000) | {"mini_swe_agent": 700}
 """Most tokens of the small profile's first prompt, in the tests' tokenizer (two characters or so each)."""
 
 

@@ -26,6 +26,8 @@ class Dialect:
     """Command that submits; empty where a reply without a call does."""
     subagent: str = ""
     """Tool that starts one; empty where there is none."""
+    kind: str = "general-purpose"
+    """Of the subagents."""
 
     def run(self, command: str) -> str:
         """Run a command."""
@@ -38,7 +40,10 @@ class Dialect:
     def delegate(self, mark: str) -> str:
         """Start a subagent."""
         task = f"SUBTASK-MARK {mark}: look at calc.py and report the bug."
-        return call(self.subagent, _SUBAGENT[self.subagent](task))
+        if self.subagent.endswith("spawn_agent"):
+            return call(self.subagent, {"message": task})
+        arguments = {"description": "explore", "prompt": task, "subagent_type": self.kind}
+        return call(self.subagent, arguments)
 
     @property
     def done(self) -> str:
@@ -46,12 +51,6 @@ class Dialect:
         return self.run(self.submit) if self.submit else "Fixed `add()` in calc.py; the tests pass."
 
 
-_SUBAGENT: dict[str, Any] = {
-    "Agent": lambda p: {"description": "explore", "prompt": p, "subagent_type": "general-purpose"},
-    "task": lambda p: {"description": "explore", "prompt": p, "subagent_type": "general"},
-    "agent": lambda p: {"description": "explore", "prompt": p, "subagent_type": "general-purpose"},
-    "multi_agent_v1__spawn_agent": lambda p: {"message": p},
-}
 _ODD = (
     '{ "@" : "printf \'caf\\u00e9 \\u2603 \\/ \\ud83d\\ude00\\n\'" ,\n  "timeout": 5000.0%s}',
     '{"timeout":5e3,"@":"echo 1e3","extra_unknown":1.50%s}',
@@ -67,7 +66,9 @@ DIALECTS = {
     "claude_code": Dialect(
         "Bash", extra={"description": "x"}, odd=_odd(',\n"description": "y"'), subagent="Agent"
     ),
-    "opencode": Dialect("bash", extra={"description": "x"}, odd=_odd(', "description":"y"'), subagent="task"),
+    "opencode": Dialect(
+        "bash", extra={"description": "x"}, odd=_odd(', "description":"y"'), subagent="task", kind="general"
+    ),
     "openhands": Dialect(
         "terminal",
         odd=(

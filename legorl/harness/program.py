@@ -20,8 +20,8 @@ MODEL_NAME = "policy"
 INSIDE = Path(__file__).parent / "inside"
 """Files of ours that run in a sandbox, and where they lie there."""
 INSIDE_TARGET = "/opt/legorl/inside"
-_OVERFLOW = ("context_length_exceeded", "prompt is too long")
-"""How the two wires of the proxy say that the context, or the trial's budget, is used up."""
+_OVERFLOW = ("context_length_exceeded", "prompt is too long", "maximum context length")
+"""How the wires of the proxy say that the context, or the trial's budget, is used up."""
 
 
 class Program:

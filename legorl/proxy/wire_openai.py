@@ -30,7 +30,10 @@ class OpenAI(WireFormat):
     def error(self, refusal: Refusal) -> Json:
         """See `WireFormat.error`."""
         kind, code = _ERROR_TYPES[refusal.reason]
-        return {"error": {"message": refusal.message, "type": kind, "param": None, "code": code}}
+        message = refusal.message
+        if refusal.reason is Reason.OVERFLOW:  # many clients know it by these words, not by its code
+            message = f"This model's maximum context length is exceeded: {message}. Shorten the messages."
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
     def models(self) -> Json:
         """See `WireFormat.models`."""

@@ -43,6 +43,8 @@ async def test_turn_limit(stage: Stage) -> None:
     refused = await post(stage, session.token, {**ASK, "messages": [*ASK["messages"], *ASK["messages"]]})
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "context_length_exceeded"
+    # The words by which litellm, and OpenHands with it, knows that it has to shorten its history.
+    assert refused.json()["error"]["message"].startswith("This model's maximum context length is")
     assert refused.headers["x-should-retry"] == "false"
     assert session.mark == "turn_limit"
     assert session.ended.is_set()

@@ -3,10 +3,9 @@ tiny Qwen3-MoE in a real vLLM, through the real proxy, against fresh teacher-for
 rows.
 
 In fp32 every recorded log-probability equals that of one fresh full pass to 1e-4, by vLLM itself and by
-transformers, and the recorded routing equals the fresh one row for row. In bf16 it cannot: a token that
-was sampled alone and the same token inside a prompt go through matrix products of different shapes, which
-round differently; a near tie between two experts then falls the other way. What bf16 does is bounded here,
-and is why the trainer replays the recorded routing instead of computing it again.
+transformers, and the recorded routing equals the fresh one row for row. In bf16 vLLM agrees with itself,
+in the mean at least; another implementation in fp32 does not, and sends some tokens to other experts,
+which is why the trainer replays the recorded routing.
 """
 
 from __future__ import annotations
@@ -50,8 +49,9 @@ pytest.importorskip("vllm")
 
 TOLERANCE = 1e-4
 """Nats, at every loss token, in fp32."""
-TURNS = 7
-"""Of the main thread before its history is edited."""
+TURNS, MOST_TURNS = 6, 30
+"""Of the main thread before its history is edited: so many at least, until there were `CALLS` tool calls."""
+CALLS = 4
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +118,16 @@ def opening(number: int) -> list[Any]:
 async def work(client: Any) -> int:
     """The trial: turns with tools, a subagent, an edited past, a shortened one. Returns tool calls."""
     main = Agent(client, messages=opening(101))
-    for turn in range(TURNS):
+    cut = 0
+    for turn in range(MOST_TURNS):
         await main.turn(f"E assert check({turn}, 1) == 2 got 3\n{turn + 1} failed, 2 passed")
-        if turn == TURNS // 2:
-            middle = len(main.messages)
+        if not cut and turn >= 2 and main.messages[-1]["role"] == "tool":
+            cut = len(main.messages)
+        if turn >= TURNS and main.calls >= CALLS:
+            break
     sub = Agent(client, "sub", opening(102))
     await asyncio.gather(sub.turn("4 passed"), main.turn("1 failed, 3 passed"))
-    edited = Agent(client, messages=[*main.messages[: middle - 1], {**main.messages[middle - 1]}])
+    edited = Agent(client, messages=[*main.messages[: cut - 1], {**main.messages[cut - 1]}])
     edited.messages[-1]["content"] = "2 failed, 2 passed\nE assert f(7, 7) == 49 got 14"
     for _ in range(2):
         await edited.turn("(no output)")
@@ -166,7 +169,7 @@ async def record(engine: Any, policy: Path, trial: str) -> list[Row]:
     finally:
         await proxy.aclose()
     assert invariants.check(ledger) == []
-    assert calls >= TURNS, f"the policy called its tool {calls} times only"
+    assert calls >= CALLS, f"the policy called its tool {calls} times only"
     kinds = [turn.kind for turn in ledger.turns]
     assert kinds.count("fork") >= 2 and kinds.count("extend") >= TURNS, kinds
     rows = ledger.rows(tuple(ledger.threads))

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # type: ignore[import-untyped]
 
 from legorl.harness.fetch import pip_install
 from legorl.policy.template import CHAT_TEMPLATE

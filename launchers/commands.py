@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import errno
 import multiprocessing
 import platform
 import secrets
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from importlib import import_module
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     launchers = {job.config.launcher.name: _launcher(job.config.launcher.name) for job in jobs}
     for launcher in launchers.values():
         launcher.check_host()
+    for job in jobs:
+        _check_paths(job.config)
     sweep = secrets.token_hex(4) if args.multirun else ""
     codes = []
     for number, job in enumerate(jobs, 1):
@@ -80,6 +84,26 @@ def run(args: argparse.Namespace) -> int:
         if codes[-1] == 130:
             break
     return next((code for code in codes if code), 0)
+
+
+def _check_paths(config: Config) -> None:
+    """The directories of `paths` can be used, and that of the runs be written; caches may be read-only.
+
+    Raises:
+        UserError: names the key.
+    """
+    for key, value in dataclasses.asdict(config.paths).items():
+        try:
+            Path(value).mkdir(parents=True, exist_ok=True)
+            if key == "runs":
+                with tempfile.TemporaryFile(dir=value):
+                    pass
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise
+            raise UserError(
+                f"paths.{key}={value} is no directory to work in: {error.strerror}. Choose another path."
+            ) from error
 
 
 def _run_one(job: Composed, launcher: Launcher, sweep: str) -> int:
@@ -152,19 +176,23 @@ def _prepare_and_tell(config: Config, sender: Connection) -> None:
 
     try:
         prepare(config, lambda text: print(text, flush=True))
-    except Exception as error:
-        if not isinstance(error, LegoError):
-            traceback.print_exc()
+    except (LegoError, OSError) as error:
         sender.send(error)
+    except Exception as error:  # not sent itself: not every exception survives pickling
+        traceback.print_exc()
+        sender.send(InfrastructureError(f"The preparation failed: {type(error).__name__}: {error}"))
     else:
         sender.send(None)
 
 
 def _launcher(name: str) -> Launcher:
     try:
-        return cast(Launcher, import_module(f"legorl.launchers.{name}"))
+        module = import_module(f"legorl.launchers.{name}")
     except ModuleNotFoundError as error:
         raise UserError(f"launcher.name={name}: there is no module legorl.launchers.{name}.") from error
+    if not hasattr(module, "launch"):
+        raise UserError(f"launcher.name={name}: legorl.launchers.{name} is no launcher.")
+    return cast(Launcher, module)
 
 
 def _versions() -> dict[str, str]:

@@ -10,8 +10,10 @@ import errno
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 
 from legorl import __version__
 from legorl.errors import InfrastructureError, LegoError
@@ -35,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup
             signal.signal(number, _interrupt)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without our arrows, a name not in UTF-8
     try:
         return _dispatch(argv)
     except KeyboardInterrupt:
@@ -47,10 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of a pipe left: nothing more to say
         return 0
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
+        return _fail(*_from_system(error))
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(f"this is a fault of legorl's own ({type(error).__name__}); please report the above.", 3)
+
+
+def _from_system(error: OSError) -> tuple[str, int]:
+    """Message and exit code of what the operating system refused: of a file it is the user's to mend."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" ({error.filename})" if error.filename else ""
-        return _fail(f"The disk is full{where}. Free some space and start again; old runs lie in runs/.", 2)
+        return f"The disk is full{where}. Free some space and start again; old runs lie in runs/.", 2
+    if error.filename is None:
+        return f"The system refused something: {error}.", 3
+    return f"{os.fsdecode(error.filename)}: {error.strerror}. Check this path, and who may use it.", 2
 
 
 def _dispatch(argv: list[str]) -> int:

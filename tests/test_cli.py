@@ -18,7 +18,9 @@ from legorl.config.rundir import list_runs, read_info
 from legorl.errors import SandboxStartError, UserError
 
 
-def legorl(*argv: str, cwd: Path | None = None, before: str = "") -> subprocess.CompletedProcess[str]:
+def legorl(
+    *argv: str, cwd: Path | None = None, before: str = "", **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the program in a process of its own; `before` is Python that runs first."""
     code = f"import sys\n{before}\nfrom legorl.cli import main\nsys.exit(main())"
     root = Path(__file__).parent.parent
@@ -28,7 +30,7 @@ def legorl(*argv: str, cwd: Path | None = None, before: str = "") -> subprocess.
         text=True,
         timeout=100,
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(root)},
+        env=os.environ | {"PYTHONPATH": str(root)} | environment,
         check=False,
     )
 
@@ -124,6 +126,8 @@ TRAIN = ("train", "launcher.name=fake", "experiment=smoke")
         (SandboxStartError("bwrap died"), 3, "legorl: bwrap died [sandbox_start]\n"),
         (KeyboardInterrupt(), 130, "legorl: interrupted\n"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "legorl: The disk is full (runs/x)."),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/x"), 2, "legorl: runs/x: Permission denied."),
+        (OSError(errno.EMFILE, "Too many open files"), 3, "legorl: The system refused something:"),
     ],
 )
 def test_exit_codes(
@@ -139,6 +143,36 @@ def test_exit_codes(
     monkeypatch.setattr(cli, "_dispatch", fail)
     assert cli.main([]) == code
     assert capsys.readouterr().err.startswith(text)
+
+
+def test_a_fault_of_our_own_says_so_after_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(argv: list[str]) -> int:
+        raise KeyError("surprise")
+
+    monkeypatch.setattr(cli, "_dispatch", fail)
+    assert cli.main([]) == 3
+    told = capsys.readouterr().err
+    assert "Traceback" in told and told.endswith("own (KeyError); please report the above.\n")
+
+
+@pytest.mark.parametrize("key", ["runs", "cache", "pools"])
+@pytest.mark.parametrize("value", ["file", "file/below", "loop", "/proc/nowhere", "n" * 300])
+def test_a_path_that_is_no_directory_is_named(
+    fakes: tuple[FakeLauncher, FakePrepare], capsys: pytest.CaptureFixture[str], key: str, value: str
+) -> None:
+    Path("file").touch()
+    Path("loop").symlink_to("loop")
+    assert cli.main([*TRAIN, f"paths.{key}={value}"]) == 2
+    assert f"paths.{key}={value} is no directory to work in" in capsys.readouterr().err
+    assert not list_runs(Path("runs"))
+
+
+@pytest.mark.parametrize("name", ["nope", "commands"])
+def test_what_is_no_launcher_is_named(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", f"launcher.name={name}"]) == 2
+    assert f"launcher.name={name}: " in capsys.readouterr().err
 
 
 @pytest.mark.integration
@@ -222,3 +256,8 @@ def test_a_full_disk_is_one_message(tmp_path: Path, kilobytes: int) -> None:
 def test_status_json_without_runs(tmp_path: Path) -> None:
     done = legorl("status", "--json", cwd=tmp_path)
     assert done.returncode == 0 and json.loads(done.stdout) == []
+
+
+def test_a_terminal_without_our_signs_loses_signs_only(tmp_path: Path) -> None:
+    done = legorl("train", "run.name=\"→\"", "--cfg", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "\\u2192" in done.stdout, done.stderr

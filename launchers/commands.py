@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from legorl.config.compose import compose_run, expand_sweep
     from legorl.config.resolved import to_yaml
 
-    wanted = expand_sweep(args.overrides) if args.multirun else [args.overrides]
+    wanted = expand_sweep(args.overrides, args.config_dir) if args.multirun else [args.overrides]
     jobs = [
         compose_run(overrides, args.config_dir) for overrides in wanted
     ]  # all are checked before one runs

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             signal.signal(number, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without our arrows, a name not in UTF-8
+            stream.reconfigure(errors="backslashreplace")  # no arrows here, a name not in UTF-8
     try:
         return _dispatch(argv)
     except KeyboardInterrupt:

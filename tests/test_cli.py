@@ -126,7 +126,11 @@ TRAIN = ("train", "launcher.name=fake", "experiment=smoke")
         (SandboxStartError("bwrap died"), 3, "legorl: bwrap died [sandbox_start]\n"),
         (KeyboardInterrupt(), 130, "legorl: interrupted\n"),
         (OSError(errno.ENOSPC, "No space left on device", "runs/x"), 2, "legorl: The disk is full (runs/x)."),
-        (PermissionError(errno.EACCES, "Permission denied", "runs/x"), 2, "legorl: runs/x: Permission denied."),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs/x"),
+            2,
+            "legorl: runs/x: Permission denied.",
+        ),
         (OSError(errno.EMFILE, "Too many open files"), 3, "legorl: The system refused something:"),
     ],
 )
@@ -259,5 +263,5 @@ def test_status_json_without_runs(tmp_path: Path) -> None:
 
 
 def test_a_terminal_without_our_signs_loses_signs_only(tmp_path: Path) -> None:
-    done = legorl("train", "run.name=\"→\"", "--cfg", cwd=tmp_path, PYTHONIOENCODING="ascii")
+    done = legorl("train", 'run.name="→"', "--cfg", cwd=tmp_path, PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and "\\u2192" in done.stdout, done.stderr

@@ -7,6 +7,7 @@ never in a traceback of Hydra's.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +17,14 @@ from typing import cast
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.override_parser.types import Glob, Override, OverrideType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
 from legorl.config import rules, store
-from legorl.config.keys import groups, packaged_dir, schema_keys, suggest
+from legorl.config.keys import groups, packaged_dir, packaged_groups, schema_keys, suggest
 from legorl.config.schema import Config
 from legorl.errors import UserError
 
@@ -53,14 +55,11 @@ def compose_run(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> C
                 f"{override.input_line} names several values: add -m to run them one after another."
             )
         _check_override(override, known)
-    search = (
-        [f"hydra.searchpath=[{','.join(f'file://{path}' for path in directories[1:])}]"]
-        if config_dirs
-        else []
-    )
+    paths = [_quoted(f"file://{path}") for path in directories[1:]]
+    search = [f"hydra.searchpath=[{','.join(paths)}]"] if paths else []
     try:
         with initialize_config_dir(str(directories[0]), version_base="1.3", job_name="legorl"):
-            tree = hydra_compose("config", overrides=[*overrides, *search], return_hydra_config=True)
+            tree = _hydra([*overrides, *search])
         choices = {group: str(tree.hydra.runtime.choices[group]) for group in known}
         with_hydra = cast(dict[str, object], OmegaConf.to_container(tree, resolve=False))
         with_hydra.pop("hydra")
@@ -70,6 +69,23 @@ def compose_run(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> C
         raise UserError(_explain(error)) from error
     rules.check(config)
     return Composed(config, choices, tuple(overrides))
+
+
+def _hydra(overrides: list[str]) -> DictConfig:
+    try:
+        return hydra_compose("config", overrides=overrides, return_hydra_config=True)
+    except (HydraException, OmegaConfBaseException):
+        raise
+    except Exception as error:  # a file of the user's can trip Hydra anywhere: a defaults list of one number
+        raise UserError(
+            f"The configuration cannot be composed ({type(error).__name__}): {' '.join(str(error).split())}"
+        ) from error
+
+
+def _quoted(text: str) -> str:
+    """As a string of Hydra's override grammar, where a backslash counts before a quote only."""
+    escaped = re.sub(r'(\\+)(?="|$)', r"\1\1", text).replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def to_config(tree: DictConfig) -> Config:
@@ -88,16 +104,43 @@ def to_config(tree: DictConfig) -> Config:
         raise UserError(_explain(error)) from error
 
 
-def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Every combination of `a,b`, `range(…)`, `choice(…)` and `glob`-free sweeps, in the order written."""
-    axes = []
-    for override in _parse(overrides):
-        if override.is_sweep_override():
-            key = override.get_key_element()
-            axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            axes.append([str(override.input_line)])
+MOST_JOBS = 1000
+"""Of one sweep; more is a slip of the keyboard."""
+
+
+def expand_sweep(overrides: Sequence[str], config_dirs: Sequence[Path] = ()) -> list[list[str]]:
+    """Every combination of `a,b`, `range(…)`, `choice(…)` and, for a group, `glob(…)`, in the order written.
+
+    Raises:
+        UserError: not a sweep, one without values, or one of too many jobs.
+    """
+    choices = groups([packaged_dir(), *config_dirs])
+    axes = [_values(override, choices) for override in _parse(overrides)]
+    count = math.prod(len(axis) for axis in axes)
+    if count > MOST_JOBS:
+        raise UserError(f"This sweep has more than {MOST_JOBS} jobs. Split it.")
     return [list(combination) for combination in itertools.product(*axes)]
+
+
+def _values(override: Override, choices: dict[str, list[str]]) -> list[str]:
+    """One axis of a sweep: the overrides that this one stands for; at most one too many."""
+    text = str(override.input_line)
+    if not override.is_sweep_override():
+        return [text]
+    key = override.get_key_element()
+    value = override.value()
+    if isinstance(value, Glob):
+        if override.key_or_group not in choices:
+            raise UserError(f"{text}: glob(…) chooses among the files of a group; name the values instead.")
+        values = value.filter(choices[override.key_or_group])
+    else:
+        try:
+            values = list(itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1))
+        except (HydraException, ValueError) as error:
+            raise UserError(f"{text} cannot be swept over: {error}.") from error
+    if not values:
+        raise UserError(f"{text} has no values, so there is nothing to run.")
+    return [f"{key}={value}" for value in values]
 
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
@@ -115,15 +158,33 @@ def _parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def _user_dir(path: Path) -> Path:
-    """An existing directory without a packaged name: of two files of one name Hydra takes one, silently."""
+    """Group files, none with a packaged name: of two files with one name Hydra takes one, silently."""
     if not path.is_dir():
         raise UserError(f"--config-dir {path} is not a directory.")
-    for file in path.glob("**/*.yaml"):
+    files = [path / "config.yaml"] if (path / "config.yaml").exists() else []
+    for group in packaged_groups():
+        files += sorted(file for file in path.glob(f"{group}/**/*.yaml") if file.is_file())
+    if not files:
+        raise UserError(
+            f"--config-dir {path} has no choice of any group. A file GROUP/CHOICE.yaml in it would be one; "
+            f"groups: {', '.join(packaged_groups())}."
+        )
+    for file in files:
         if (packaged_dir() / file.relative_to(path)).exists():
             raise UserError(
                 f"{file} has the name of a packaged configuration. Give your own file another name."
             )
+        _check_file(file)
     return path.resolve()
+
+
+def _check_file(file: Path) -> None:
+    try:
+        tree = OmegaConf.load(file)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, DictConfig):
+        raise UserError(f"{file} holds no keys with values (`key: value`).")
 
 
 def _check_override(override: Override, known: dict[str, list[str]]) -> None:

@@ -36,13 +36,21 @@ def packaged_dir() -> Path:
     return Path(import_module("legorl.conf").__path__[0]).resolve()
 
 
+@cache
+def packaged_groups() -> tuple[str, ...]:
+    """Names of the groups. A user's directory adds choices to them, and no groups."""
+    return tuple(sorted(path.name for path in packaged_dir().iterdir() if any(path.glob("*.yaml"))))
+
+
 def groups(directories: Sequence[Path]) -> dict[str, list[str]]:
     """Group -> choices, over all directories; a choice may lie in a folder (`paper/openhands`)."""
     found: dict[str, set[str]] = {}
     for directory in directories:
-        for file in directory.glob("*/**/*.yaml"):
-            group, *rest = file.relative_to(directory).with_suffix("").parts
-            found.setdefault(group, set()).add("/".join(rest))
+        for group in packaged_groups():
+            for file in directory.glob(f"{group}/**/*.yaml"):
+                if file.is_file():
+                    choice = file.relative_to(directory / group).with_suffix("").as_posix()
+                    found.setdefault(group, set()).add(choice)
     return {group: sorted(choices) for group, choices in sorted(found.items())}
 
 

@@ -135,6 +135,47 @@ def test_a_users_file_is_checked(tmp_path: Path) -> None:
         compose_run([], [tmp_path / "nowhere"])
 
 
+NAMES = ["a b", "ü", "a,b", "[a]", "it's", 'say "so"', "a=b", "$a", "back\\slash", "end\\", "a:b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_users_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name / "algo").mkdir(parents=True)
+    (tmp_path / name / "algo" / "mine.yaml").write_text("name: mine\nloss: gspo\n")
+    assert compose(["algo=mine"], [tmp_path / name]).algo.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"name: [", "mine.yaml cannot be read"),
+        (b"name: m\n\tloss: gspo\n", r"mine.yaml cannot be read: .*'\\t'"),
+        (b"name: m\nname: n\n", "duplicate key name"),
+        (b"\xff\xfe\0", "mine.yaml cannot be read"),
+        (b"- 1\n", "mine.yaml holds no keys with values"),
+        (b"# @package _global_\ndefaults: 3\n", "cannot be composed"),
+        (b"# @package _global_\ndefaults: [mine]\n", "cannot be composed"),
+        (b"defaults:\n  - override /algo: nope\n", "cannot be composed"),
+    ],
+)
+def test_a_users_broken_file_is_named(tmp_path: Path, text: bytes, message: str) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=message):
+        compose(["experiment=mine"], [tmp_path])
+
+
+def test_a_users_directory_must_have_choices(tmp_path: Path) -> None:
+    for name in ("algo/mine", "algo/mine.yml", "mine.yaml", "other/mine.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("name: mine\n")
+    (tmp_path / "algo" / "dangling.yaml").symlink_to("nowhere")
+    (tmp_path / "algo" / "directory.yaml").mkdir()
+    for path in (tmp_path, Path("/")):
+        with pytest.raises(UserError, match=r"has no choice of any group.*groups: algo, backend"):
+            compose([], [path])
+
+
 def test_sweeps_expand_in_order() -> None:
     assert expand_sweep(["harness=a,b", "seed=range(0,2)", "run.name='x,y'"]) == [
         ["harness=a", "seed=0", "run.name='x,y'"],
@@ -144,3 +185,26 @@ def test_sweeps_expand_in_order() -> None:
     ]
     assert expand_sweep(["algo=choice(gspo,grpo)"]) == [["algo=gspo"], ["algo=grpo"]]
     assert expand_sweep(["seed=3"]) == [["seed=3"]]
+    assert expand_sweep(["harness=glob(mini*)"]) == [["harness=mini_swe_agent"]]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=range(0,1000000000)", "more than 1000 jobs"),
+        ("seed=range(3,1)", "no values"),
+        ("seed=range(1,3,0)", "cannot be swept over"),
+        ("seed=interval(0,1)", "cannot be swept over"),
+        ("seed=glob(*)", "name the values"),
+        ("harness=glob(z*)", "no values"),
+    ],
+)
+def test_a_sweep_of_nothing_or_of_far_too_much_is_refused(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        expand_sweep([override, "algo=gspo,grpo"])
+
+
+def test_a_glob_knows_the_users_choices(tmp_path: Path) -> None:
+    (tmp_path / "algo").mkdir()
+    (tmp_path / "algo" / "mine.yaml").write_text("name: mine\nloss: gspo\n")
+    assert expand_sweep(["algo=glob(m*)"], [tmp_path]) == [["algo=mine"]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
+from legorl.config.ranges import out_of_range
 from legorl.config.schema import Config
 from legorl.errors import UserError
 
@@ -20,35 +22,13 @@ def check(config: Config) -> None:
         )
 
 
-def _ranges(c: Config) -> Iterator[str]:
-    least = {
-        "run.steps": (c.run.steps, 1),
-        "run.heldout_every": (c.run.heldout_every, 1),
-        "run.heldout_tasks": (c.run.heldout_tasks, 1),
-        "run.checkpoint_every": (c.run.checkpoint_every, 0),
-        "harness.turn_limit": (c.harness.turn_limit, 1),
-        "sandbox.concurrency": (c.sandbox.concurrency, 1),
-        "backend.world_size": (c.backend.world_size, 1),
-        "algo.tasks_per_step": (c.algo.tasks_per_step, 1),
-        "algo.minibatches": (c.algo.minibatches, 1),
-        "algo.learning_rate": (c.algo.learning_rate, 0.0),
-        "engine.reply_tokens": (c.engine.reply_tokens, 1),
-        "engine.max_num_seqs": (c.engine.max_num_seqs, 1),
-        "filter.min_group": (c.filter.min_group, 1),
-    }
-    for key, (value, bound) in least.items():
-        if value < bound:
-            yield f"{key}={value} must be at least {bound}."
-    seconds = {
-        "harness.deadline_s": c.harness.deadline_s,
-        "launcher.deadline_s": c.launcher.deadline_s,
-        "launcher.stall_s": c.launcher.stall_s,
-        "engine.request_timeout_s": c.engine.request_timeout_s,
-        "sandbox.start_timeout_s": c.sandbox.start_timeout_s,
-    }
-    for key, value in seconds.items():
-        if value <= 0:
-            yield f"{key}={value} must be a positive number of seconds."
+def _paths(c: Config) -> Iterator[str]:
+    paths = {f"paths.{key}": value for key, value in dataclasses.asdict(c.paths).items()}
+    for key, value in {**paths, "tasks.pool": c.tasks.pool, "model.path": c.model.path}.items():
+        if value.startswith("~"):
+            yield f"{key}={value}: the shell leaves this ~ as it is; write $HOME."
+        if not value and key != "model.path":
+            yield f"{key} is empty: name a directory."
 
 
 def _choices(c: Config) -> Iterator[str]:
@@ -56,6 +36,8 @@ def _choices(c: Config) -> Iterator[str]:
         "harness.profile": (c.harness.profile, ("lean", "stock")),
         "schedule.mode": (c.schedule.mode, ("sync", "async")),
         "backend.device": (c.backend.device, ("cpu", "cuda")),
+        "backend.param_dtype": (c.backend.param_dtype, ("fp32", "bf16", "fp16")),
+        "engine.dtype": (c.engine.dtype, ("bfloat16", "float16", "float32")),
         "proxy.echo": (c.proxy.echo, ("sampled", "observed")),
         "algo.lr_schedule": (c.algo.lr_schedule, ("cosine", "constant")),
     }
@@ -91,6 +73,8 @@ def _sampling(c: Config) -> Iterator[str]:
     engine = c.engine
     if engine.temperature <= 0:
         yield f"{engine.temperature=}: a greedy policy explores nothing; take 1.0."
+    if engine.top_k == 0:
+        yield f"{engine.top_k=}: use -1 for all tokens."
     if engine.reply_tokens >= engine.max_model_len:
         yield f"{engine.reply_tokens=} must be below {engine.max_model_len=}."
     if engine.trial_tokens < engine.reply_tokens:
@@ -123,8 +107,8 @@ def _policy(c: Config) -> Iterator[str]:
         yield "backend.router_replay=true, but a policy with model.experts=0 routes nothing: set it to false."
     if model.experts and not 1 <= model.experts_per_token <= model.experts:
         yield f"{model.experts_per_token=} must lie between 1 and {model.experts=}."
-    if model.kv_heads < 1 or model.heads % model.kv_heads:
+    if model.kv_heads >= 1 and model.heads % model.kv_heads:
         yield f"{model.heads=} must be a multiple of {model.kv_heads=}."
 
 
-_RULES = (_ranges, _choices, _batch, _sampling, _schedule, _policy)
+_RULES = (out_of_range, _paths, _choices, _batch, _sampling, _schedule, _policy)

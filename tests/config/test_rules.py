@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import re
 
 import pytest
@@ -9,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from legorl.config import rules
 from legorl.config.compose import compose, to_config
+from legorl.config.keys import schema_keys
+from legorl.config.ranges import RANGES
 from legorl.errors import UserError
 
 
@@ -63,8 +67,13 @@ def test_the_default_holds_every_rule(default: DictConfig) -> None:
         (["filter.train_threads=[]"], "filter.train_threads is empty"),
         (["filter.min_group=9"], "filter.min_group=9 exceeds algo.group_size=8"),
         (["run.steps=0"], "run.steps=0 must be at least 1"),
-        (["launcher.stall_s=0"], "launcher.stall_s=0.0 must be a positive"),
+        (["launcher.stall_s=0"], "launcher.stall_s=0.0 must be above 0"),
         (["algo.betas=[0.9]"], "algo.betas"),
+        (["algo.betas=[2,3]"], "algo.betas=3.0 must be at least 0 and at most 1"),
+        (["engine.top_k=0"], "engine.top_k=0: use -1"),
+        (["engine.dtype=half"], "engine.dtype=half: use bfloat16"),
+        (["paths.runs=~/runs"], "paths.runs=~/runs: .* write .HOME"),
+        (['paths.cache=""'], "paths.cache is empty"),
         (["harness.profile=huge"], "harness.profile=huge: use lean or stock"),
         (["proxy.echo=heard"], "proxy.echo=heard: use sampled or observed"),
         (["backend.device=tpu"], "backend.device=tpu: use cpu or cuda"),
@@ -79,3 +88,28 @@ def test_all_problems_are_told_at_once(default: DictConfig) -> None:
     with pytest.raises(UserError) as caught:
         check(default, ["algo.group_size=1", "run.steps=0"])
     assert "algo.group_size" in str(caught.value) and "run.steps" in str(caught.value)
+
+
+NUMBERS = {key: kind for key, kind in schema_keys().items() if kind in (int, float)}
+
+
+def test_every_number_has_a_range(default: DictConfig) -> None:
+    assert set(RANGES) == {*NUMBERS, "algo.betas"}
+    for key in NUMBERS:
+        assert RANGES[key].holds(OmegaConf.select(default, key)), key
+
+
+def test_a_number_out_of_its_range_is_named(default: DictConfig) -> None:
+    for key, kind in NUMBERS.items():
+        out = [10**30, round(RANGES[key].low) - 1]
+        for value in [*out, math.nan, math.inf] if kind is float else out:
+            config = to_config(default)
+            *path, name = key.split(".")
+            setattr(functools.reduce(getattr, path, config), name, value)
+            with pytest.raises(UserError, match=rf"{key}=\S+ must be "):
+                rules.check(config)
+
+
+def test_not_a_number_is_told_on_the_way_from_the_command_line() -> None:
+    with pytest.raises(UserError, match=r"(?s)kl_coef=inf must be.*learning_rate=nan must be"):
+        compose(["algo.learning_rate=nan", "algo.kl_coef=1e400"])

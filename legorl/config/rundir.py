@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from legorl.errors import UserError
 
 INFO_FILE = "run.json"
@@ -83,10 +85,10 @@ def read_info(run_dir: Path) -> RunInfo:
     """
     file = run_dir / INFO_FILE
     try:
-        return RunInfo(**json.loads(file.read_text()))
+        return msgspec.convert(json.loads(file.read_text()), RunInfo)
     except FileNotFoundError:
         raise UserError(f"{run_dir} has no {INFO_FILE}: it is no run directory.") from None
-    except (ValueError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, msgspec.ValidationError) as error:
         raise UserError(f"{file} is not a run description: {error}.") from error
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from legorl.config.rundir import find_run, list_runs
-from legorl.errors import LegoError
+from legorl.errors import UserError
 from legorl.tracking.show import show
 from legorl.tracking.status import RunHistory, RunStatus, run_status
 
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     for path in list_runs(args.runs):
         try:
             statuses.append(run_status(RunHistory.read(path)))
-        except (LegoError, KeyError, TypeError) as error:  # one broken directory must not hide the others
-            print(f"legorl: {path} cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
+        except (UserError, OSError) as error:  # one broken directory must not hide the others
+            print(f"legorl: {path} cannot be read: {error}", file=sys.stderr)
     if args.json:
         print(json.dumps([dataclasses.asdict(status) for status in statuses], indent=1))
     elif statuses:

@@ -11,10 +11,12 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+import msgspec
 
 from legorl.trial.record import TrialRecord
 
@@ -54,7 +56,8 @@ class Step:
 
     kind: ClassVar[str] = "step"
     step: int
-    metrics: dict[str, float]
+    metrics: Mapping[str, float | None]
+    """None for what was not a number."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,9 @@ class Heldout:
 
     kind: ClassVar[str] = "heldout"
     step: int
-    success: float
+    success: float | None
     n: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Canary:
 
     kind: ClassVar[str] = "canary"
     step: int
-    max_abs: float
+    max_abs: float | None
     ok: bool
 
 
@@ -103,6 +106,10 @@ class End:
 
 
 Event = Start | Phase | Trial | Step | Heldout | Canary | Warning | Fatal | End
+
+KINDS: dict[str, type[Event]] = {
+    kind.kind: kind for kind in (Start, Phase, Trial, Step, Heldout, Canary, Warning, Fatal, End)
+}
 
 _FSYNC = {Step.kind, Heldout.kind, Fatal.kind, End.kind}
 
@@ -155,7 +162,7 @@ class EventReader:
         for line in data[:whole].splitlines():
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # torn by a crash, then resumed
             if isinstance(event, dict) and "kind" in event:
                 yield event
@@ -164,6 +171,21 @@ class EventReader:
 def read_events(run_dir: Path) -> list[dict[str, Any]]:
     """All events so far; empty when there is no log yet."""
     return list(EventReader(run_dir).new())
+
+
+def check_event(event: Mapping[str, Any]) -> None:
+    """Raises `ValueError` for a line without its time or a field of its kind, or with a wrong one.
+
+    Kinds and fields that this version does not know are left alone.
+    """
+    kind = KINDS.get(event["kind"]) if isinstance(event["kind"], str) else None
+    fields: Mapping[str, Any] = {"record": event} if kind is Trial else event
+    try:
+        msgspec.convert(event.get("t"), float)
+        if kind is not None:
+            msgspec.convert(fields, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{event['kind']}: {error}") from error
 
 
 def _finite(value: Any) -> Any:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from legorl.config.rundir import RunInfo, live_info
-from legorl.tracking.events import Heldout, Step, Trial, read_events
+from legorl.errors import UserError
+from legorl.tracking.events import EVENTS_FILE, Heldout, Step, Trial, check_event, read_events
 from legorl.trial.record import TrialRecord
 
 
@@ -69,13 +70,17 @@ class RunHistory:
 
     @classmethod
     def read(cls, run_dir: Path) -> RunHistory:
-        """Raises `UserError` when `run_dir` is no run."""
-        info, events = live_info(run_dir), read_events(run_dir)
-        trials = [
-            TrialRecord.from_json({key: value for key, value in event.items() if key not in ("t", "kind")})
-            for event in events
-            if event["kind"] == Trial.kind
-        ]
+        """Raises `UserError` when `run_dir` is no run, or its log holds an event that is none."""
+        info = live_info(run_dir)
+        try:
+            events = read_events(run_dir)
+            for event in events:
+                check_event(event)
+            trials = [TrialRecord.from_json(event) for event in events if event["kind"] == Trial.kind]
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"{run_dir / EVENTS_FILE} cannot be read ({error}). It is damaged, or from another version."
+            ) from error
         return cls(info, run_dir, events, trials)
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
@@ -102,7 +107,7 @@ class RunHistory:
             end = time.time()
         else:
             end = max([self.info.created, *(event["t"] for event in self.events[-1:])])
-        return end - self.info.created
+        return max(0.0, end - self.info.created)  # the clock may have been set back
 
 
 def run_status(history: RunHistory) -> RunStatus:

@@ -77,11 +77,11 @@ class TrialRecord:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TrialRecord:
-        """Inverse of `to_json`."""
-        data = dict(data)
-        behaviour = {k: v for k, v in data.pop("behaviour").items() if k != "submitted_on_green"}
-        data["violations"] = tuple(data.get("violations", ()))
-        return cls(behaviour=Behaviour(**behaviour), **data)
+        """Inverse of `to_json`; ignores other fields. Raises `ValueError` for a missing or wrong one."""
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
 
 
 def write_record(record: TrialRecord, directory: Path) -> None:

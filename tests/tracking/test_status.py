@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from legorl.config import rundir
 from legorl.errors import UserError
 from legorl.tracking import commands
+from legorl.tracking.events import Canary, EventLog, Heldout, Step
 from legorl.tracking.show import choose_examples, plot
 from legorl.tracking.status import RunHistory, run_status
 from tests.tracking.support import broken, make_history, trial
@@ -64,6 +67,82 @@ def test_a_broken_directory_does_not_hide_the_others(
     call("status", "--runs", str(tmp_path))
     captured = capsys.readouterr()
     assert "20260101-000000-aaaa" in captured.out and "20260102-000000-bbbb cannot be read" in captured.err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"id": "a"}',
+        b'{"id": "a", "steps": "x", "created": 1}',
+    ],
+)
+def test_a_damaged_description_is_one_message(tmp_path: Path, text: bytes) -> None:
+    run_dir = make_history(tmp_path)
+    (run_dir / "run.json").write_bytes(text)
+    with pytest.raises(UserError, match="is not a run description"):
+        call("show", run_dir.name, "--runs", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"t": 1, "kind": "step"}',
+        b'{"kind": "step", "step": 1, "metrics": {}}',
+        b'{"t": 1, "kind": "step", "step": 1, "metrics": [3]}',
+        b'{"t": 1, "kind": "step", "step": 1, "metrics": {"reward/mean": "much"}}',
+        b'{"t": "now", "kind": "end", "step": 1}',
+        b'{"t": 1, "kind": "heldout", "step": 1, "success": "yes", "n": 1}',
+        b'{"t": 1, "kind": "trial", "id": "a"}',
+        b'{"t": 1, "kind": "fatal"}',
+    ],
+)
+def test_an_event_that_is_none_is_one_message_and_hides_no_other_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: bytes
+) -> None:
+    good = make_history(tmp_path, name="20260102-000000-bbbb")
+    bad = make_history(tmp_path)
+    with (bad / "events.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    with pytest.raises(UserError, match=r"events.jsonl cannot be read \(\w+: .*\)"):
+        call("show", bad.name, "--runs", str(tmp_path))
+    assert call("status", "--runs", str(tmp_path)) == 0
+    captured = capsys.readouterr()
+    assert good.name in captured.out and f"{bad} cannot be read" in captured.err
+
+
+def test_lines_that_are_no_events_are_passed_over(tmp_path: Path) -> None:
+    """Torn or binary ones, and those of a later version."""
+    run_dir = make_history(tmp_path)
+    before = run_status(RunHistory.read(run_dir))
+    with (run_dir / "events.jsonl").open("ab") as file:
+        file.write(b'{"t": 1, "ki\n\0\xff\xfe\r\n\n[]\n3\n' + b"[" * 100_000 + b'\n{"kind": [], "t": 1}\n')
+        file.write(b'{"t": 1, "kind": "later", "x": 1}\n{"t": 1, "kind": "step", "step": 3, "metr')
+    after = run_status(RunHistory.read(run_dir))
+    assert (after.step, after.reward, after.terminations) == (before.step, before.reward, before.terminations)
+
+
+def test_metrics_that_are_no_numbers_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_history(tmp_path)
+    log = EventLog(run_dir)
+    log.write(Step(4, {"reward/mean": math.nan}))
+    log.write(Heldout(4, math.nan, 0))
+    log.write(Canary(4, math.inf, False))
+    assert run_status(RunHistory.read(run_dir)).reward.last == 1.0
+    assert call("show", run_dir.name, "--runs", str(tmp_path)) == 0
+
+
+def test_a_clock_set_back_gives_no_negative_time(tmp_path: Path) -> None:
+    run_dir = make_history(tmp_path)
+    info = rundir.read_info(run_dir)
+    rundir.write_info(run_dir, dataclasses.replace(info, created=info.created + 1e6))
+    assert run_status(RunHistory.read(run_dir)).wall_s == 0
+    rundir.end_run(run_dir, "finished")
+    assert run_status(RunHistory.read(run_dir)).wall_s == 0
 
 
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

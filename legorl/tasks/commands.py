@@ -49,7 +49,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             "--pools", type=Path, default=DEFAULT_POOLS, help="where pools lie (%(default)s)"
         )
     for command in (make, check):
-        command.add_argument("--jobs", type=int, default=2, help="tasks run at once (%(default)s)")
+        command.add_argument("--jobs", type=_positive, default=2, help="tasks run at once (%(default)s)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+_positive.__name__ = "number"  # in argparse's messages
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,7 +124,8 @@ def _show(task: Task, solution: bool) -> int:
     for path in files:
         print(f"{path.relative_to(task.workspace)} ({path.stat().st_size} bytes)")
     if solution:
-        print(f"\n--- reference fix\n{(task.solution / 'fix.patch').read_text()}", end="")
+        patch = (task.solution / "fix.patch").read_text(errors="replace")
+        print(f"\n--- reference fix\n{patch}", end="")
     return 0
 
 

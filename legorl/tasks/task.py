@@ -7,6 +7,8 @@ Invariant: nothing below `tests/` or `solution/` enters a sandbox before the ver
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,13 +58,13 @@ def load_task(path: Path) -> Task:
     """Read a task directory.
 
     Raises:
-        UserError: a file is missing or a field is absent, with its name.
+        UserError: a file is missing, or a field is absent or wrong, with its name.
     """
     file = path / "task.toml"
     try:
         raw = tomllib.loads(file.read_text())
         lego = raw["metadata"]["legorl"]
-        return Task(
+        task = Task(
             id=str(lego["id"]),
             path=path,
             split=str(lego["split"]),
@@ -75,9 +77,21 @@ def load_task(path: Path) -> Task:
             verify_timeout_s=float(raw["verifier"]["timeout_sec"]),
             metadata={str(k): str(v) for k, v in lego.get("extra", {}).items()},
         )
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is not a task directory: {error.filename} is missing.") from error
+        re.compile(task.pass_pattern)
+    except OSError as error:
+        raise UserError(f"{path} is not a task directory: {error.filename}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"The texts of {path} are not all in UTF-8: {error}.") from error
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{file} is not valid TOML: {error}.") from error
+    except re.error as error:
+        raise UserError(f"pass_pattern in {file} is no regular expression: {error}.") from error
     except KeyError as error:
         raise UserError(f"{file} lacks the field {error}.") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} has a field of a wrong type: {error}.") from error
+    if not 0 < task.verify_timeout_s < math.inf:
+        raise UserError(f"{file}: timeout_sec={task.verify_timeout_s} is no number of seconds.")
+    if missing := [part for part in (task.workspace, task.tests / "test.sh") if not part.exists()]:
+        raise UserError(f"{path} is not a task directory: {missing[0]} is missing.")
+    return task

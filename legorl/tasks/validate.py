@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 import tempfile
@@ -22,8 +23,12 @@ from legorl.tasks.pool import Pool, Screening
 from legorl.tasks.task import Task
 
 # One sandbox for all runs of a task: starting one costs more than a repository's copy.
+FILE_KB = 65536
+"""Longest file that anything a task runs may write: its output is kept on this machine's disk."""
+
 SCRIPT = """
 set -u
+ulimit -f {file_kb}
 for run in {runs}; do for state in broken fixed; do
   find /workspace /logs -mindepth 1 -delete
   cp -r /task/environment/repo/. /workspace/
@@ -42,9 +47,14 @@ def validate_task(task: Task, runs: int = 2) -> Screening:
     Raises:
         UserError: bwrap is missing.
     """
-    timeout = int(task.verify_timeout_s)
+    if not (task.solution / "solve.sh").is_file():
+        raise UserError(f"{task.path} cannot be validated: {task.solution / 'solve.sh'} is missing.")
+    timeout = math.ceil(task.verify_timeout_s)  # `timeout 0` would be none
     script = SCRIPT.format(
-        runs=" ".join(map(str, range(runs))), timeout=timeout, visible=shlex.quote(task.test_command)
+        runs=" ".join(map(str, range(runs))),
+        timeout=timeout,
+        visible=shlex.quote(task.test_command),
+        file_kb=FILE_KB,
     )
     with tempfile.TemporaryDirectory(prefix="legorl-validate-") as name:
         out = Path(name)
@@ -58,7 +68,11 @@ def validate_task(task: Task, runs: int = 2) -> Screening:
             end = "not finished in time" if done.timed_out else f"exit status {done.code}"
             tail = done.output.strip()[-300:]
             return Screening(False, False, False, False, runs, f"{task.id} could not be run ({end}): {tail}")
-        seen = {s: [_Seen(task, out / f"{r}-{s}") for r in range(runs)] for s in ("broken", "fixed")}
+        try:
+            seen = {s: [_Seen(task, out / f"{r}-{s}") for r in range(runs)] for s in ("broken", "fixed")}
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            reason = f"{task.id}: its verifier left no readable result.json: {error!r}"
+            return Screening(False, False, False, False, runs, reason)
     broken, fixed = seen["broken"], seen["fixed"]
     # Failures that differ from run to run say nothing about the fix.
     stable = len({tuple(sorted(s.failed)) for s in broken}) == 1

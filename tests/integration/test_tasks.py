@@ -210,6 +210,29 @@ def test_validation_tells_what_does_not_hold(draft: Draft, tmp_path: Path) -> No
     assert "exit status 90" in validate_task(load_task(tmp_path / "e")).reason
 
 
+@pytest.mark.parametrize("result", ["no json", "[]", "{}", '{"passed": 3, "failed": {}}'])
+def test_a_verifier_without_a_readable_result_does_not_hold(
+    draft: Draft, tmp_path: Path, result: str
+) -> None:
+    write_task(draft, tmp_path / "task")
+    (tmp_path / "task" / "tests" / "test.sh").write_text(
+        f"mkdir -p /logs/verifier; echo '{result}' > /logs/verifier/result.json; echo 1 > /logs/verifier/reward.txt\n"
+    )
+    screening = validate_task(load_task(tmp_path / "task"))
+    assert not screening.ok and "left no readable result.json" in screening.reason
+
+
+def test_output_without_end_does_not_fill_the_disk(
+    draft: Draft, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("legorl.tasks.validate.FILE_KB", 64)
+    write_task(dataclasses.replace(draft, test_command="yes"), tmp_path / "task")
+    started = time.monotonic()
+    screening = validate_task(load_task(tmp_path / "task"))
+    assert not screening.ok and "visible_green_with_fix" in screening.reason
+    assert time.monotonic() - started < 30  # ended by the size and not by the deadline
+
+
 def contents(path: Path) -> dict[str, tuple[int, bytes]]:
     files = (file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): (file.stat().st_mode, file.read_bytes()) for file in files}

@@ -78,3 +78,53 @@ def test_a_changed_task_is_not_shown_as_if_nothing_were(tasks: Command, pools: P
     (pools / "repair-0" / "tasks" / "repair-0-train-0000" / "instruction.md").write_text("other")
     with pytest.raises(UserError, match="was changed"):
         tasks("show", "repair-0-train-0000")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("task.toml", b"[task]", b"[[[", "not valid TOML"),
+        ("task.toml", b"[task]", b"\xff", "not all in UTF-8"),
+        ("task.toml", b"[metadata.legorl]", b"[metadata.other]", "lacks the field 'id'"),
+        ("task.toml", b"timeout_sec = 60.0", b'timeout_sec = "soon"', "a field of a wrong type: .*'soon'"),
+        ("task.toml", b"timeout_sec = 60.0", b"timeout_sec = nan", "timeout_sec=nan is no number of seconds"),
+        ("task.toml", b"timeout_sec = 60.0", b"timeout_sec = -5", "timeout_sec=-5.0 is no number of seconds"),
+        ("task.toml", b"hidden_tests = [", b"hidden_tests = 3\nothers = [", "a field of a wrong type"),
+        ("task.toml", b'pass_pattern = "', b'pass_pattern = "(', "is no regular expression"),
+        ("task.toml", None, b"metadata = 3", "a field of a wrong type"),
+        ("instruction.md", None, b"\xff\xfe", "not all in UTF-8"),
+    ],
+)
+def test_a_broken_task_is_one_message(
+    tasks: Command, pools: Path, file: str, old: bytes | None, new: bytes, message: str
+) -> None:
+    task = pools / "repair-0" / "tasks" / "repair-0-train-0000"
+    text = (task / file).read_bytes()
+    assert old is None or old in text
+    (task / file).write_bytes(new if old is None else text.replace(old, new))
+    for command in ("show", "validate"):
+        with pytest.raises(UserError, match=message):
+            tasks(command, str(task))
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "environment", "tests", "tests/test.sh"])
+def test_a_task_without_a_part_is_one_message(tasks: Command, pools: Path, name: str) -> None:
+    task = pools / "repair-0" / "tasks" / "repair-0-train-0000"
+    (task / name).rename(pools / "away")
+    with pytest.raises(UserError, match=f"is not a task directory: .*{name}"):
+        tasks("show", str(task))
+
+
+def test_a_task_without_its_fix_can_be_shown_and_not_validated(tasks: Command, pools: Path) -> None:
+    task = pools / "repair-0" / "tasks" / "repair-0-train-0000"
+    (task / "solution").rename(pools / "away")
+    assert tasks("show", str(task))
+    with pytest.raises(UserError, match=r"cannot be validated: .*solve.sh is missing"):
+        tasks("validate", str(task))
+
+
+@pytest.mark.parametrize("jobs", ["0", "-2", "many"])
+def test_jobs_are_counted_from_one(tasks: Command, jobs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        tasks("validate", "repair-0", "--jobs", jobs)
+    assert caught.value.code == 2 and "argument --jobs" in capsys.readouterr().err

@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(*_from_system(error))
     except Exception as error:
+        if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # from pathlib
+            return _fail(f"{error}. Choose another path, or mend the link.", 2)
         traceback.print_exc()
         return _fail(f"this is a fault of legorl's own ({type(error).__name__}); please report the above.", 3)
 

@@ -149,6 +149,12 @@ def test_exit_codes(
     assert capsys.readouterr().err.startswith(text)
 
 
+def test_a_loop_of_links_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert cli.main(["harness", "list", "--cache", str(tmp_path / "loop")]) == 2
+    assert f"Symlink loop from '{tmp_path}/loop'" in capsys.readouterr().err
+
+
 def test_a_fault_of_our_own_says_so_after_its_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -89,7 +89,7 @@ def npm_files(package: str, version: str, files: Mapping[str, Path]) -> None:
             f"{package} is a Linux x86_64 binary; this machine is {platform.system()} {platform.machine()}."
         )
     options = ("--ignore-scripts", "--no-audit", "--no-fund", "--no-save", "--omit=optional")
-    place = next(iter(files.values())).parent.parent
+    place = next(iter(files.values())).parent
     with tempfile.TemporaryDirectory(prefix=".npm.", dir=place) as workdir:
         places = ("--cache", f"{workdir}/cache", "--prefix", workdir)
         run_tool(("npm", "install", *options, *places, f"{package}@{version}"), cwd=Path(workdir))

@@ -89,6 +89,8 @@ def locate(runtime: Runtime, cache: Path) -> Path:
 
 
 def _build(runtime: Runtime, home: Path, target: Path) -> None:
+    for left in home.glob(f".{runtime.directory}.????????"):  # of a process that was killed: we hold the lock
+        shutil.rmtree(left)
     partial = Path(tempfile.mkdtemp(prefix=f".{runtime.directory}.", dir=home))
     try:
         runtime.build(partial)

@@ -6,13 +6,10 @@ bytes; a pool that exists is never changed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
-import fcntl
 import itertools
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +18,7 @@ from legorl.errors import UserError
 from legorl.tasks import real, repair
 from legorl.tasks.draft import Draft, content_hash, write_task
 from legorl.tasks.pool import SPLITS, Entry, Manifest, Pool, Screening, load_pool, pool_hash, write_index
+from legorl.tasks.scratch import scratch
 from legorl.tasks.task import load_task
 from legorl.tasks.validate import validate_tasks
 
@@ -97,8 +95,8 @@ def synth(
     request = Request(name, seed, train, heldout, kind.version)
     if out.exists():
         return _existing(out, request)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with _building(out) as build:
+    with scratch(out.parent, f".{out.name}-") as directory:
+        build = directory / "pool"
         entries: list[Entry] = []
         for split, count in zip(SPLITS, (train, heldout), strict=True):
             before, total = len(entries), train + heldout
@@ -115,22 +113,6 @@ def synth(
                 raise
             return _existing(out, request)  # another process was faster
     return load_pool(out)
-
-
-@contextlib.contextmanager
-def _building(out: Path) -> Iterator[Path]:
-    """A directory beside `out` to build in; what killed builds left there is removed first."""
-    for left in out.parent.glob(f".{out.name}-*"):
-        with contextlib.suppress(OSError), (left / "lock").open() as lock:
-            # Refused, with an OSError, while the process that builds there lives.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left)
-    with (
-        tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory,
-        (Path(directory) / "lock").open("w") as lock,
-    ):
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield Path(directory) / "pool"
 
 
 def _existing(out: Path, request: Request) -> Pool:

@@ -5,7 +5,6 @@ Invariant: all of it is cached by content or version, so the second run of a kin
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from legorl.errors import UserError
 from legorl.harness.registry import get_harness
 from legorl.policy.build import build_policy, policy_path
 from legorl.tasks.pool import Pool
+from legorl.tasks.scratch import scratch
 from legorl.tasks.synth import synth
 from legorl.trainer import environment
 from legorl.trainer.inputs import open_pool, pool_path, starting_policy, warm_start_config
@@ -121,16 +121,11 @@ def _policy(config: Config, pool: Pool, cache: Path, say: Say) -> None:
     from legorl.policy.capture import HarnessCapture
 
     say(f"policy: warm start of {config.model.name} on transcripts of the scripted expert")
-    with tempfile.TemporaryDirectory(dir=_made(cache), prefix=".capture-") as scratch:
+    with scratch(cache, ".capture-") as directory:
         capture = HarnessCapture(
             base,
             pool.tasks("train"),
-            Path(scratch),
+            directory,
             lambda model: vllm_parser(config.model, model),
         )
         build_policy(base, pool, capture, _Reporter(say))
-
-
-def _made(directory: Path) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory

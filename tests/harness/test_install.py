@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -100,6 +101,22 @@ def _install_slowly(cache: Path, log: Path) -> None:
         write_agent(target)
 
     install(runtime(slow), cache)
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path) -> None:
+    def killed(target: Path) -> None:
+        write_agent(target)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=install, args=(runtime(killed), tmp_path))
+    process.start()
+    process.join(20)
+    assert len(leftovers(tmp_path)) == 1
+    other = tmp_path / "harness" / ".toy-1.0.1.abcdefgh"  # of another version, built under another lock
+    other.mkdir()
+    install(runtime(), tmp_path)
+    assert sorted(leftovers(tmp_path)) == [other.name, "toy-1.0"]
 
 
 def test_two_processes_build_once(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_verifier_without_a_readable_result_does_not_hold(
 ) -> None:
     write_task(draft, tmp_path / "task")
     (tmp_path / "task" / "tests" / "test.sh").write_text(
-        f"mkdir -p /logs/verifier; echo '{result}' > /logs/verifier/result.json; echo 1 > /logs/verifier/reward.txt\n"
+        f"mkdir -p /logs/verifier; cd /logs/verifier; echo '{result}' >result.json; echo 1 >reward.txt\n"
     )
     screening = validate_task(load_task(tmp_path / "task"))
     assert not screening.ok and "left no readable result.json" in screening.reason

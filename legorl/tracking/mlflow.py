@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fcntl
 import logging
 import math
 import os
@@ -33,6 +34,10 @@ _BATCH = 100
 """Parameters per request that MLflow accepts."""
 
 
+_MIGRATION_S = 180.0
+"""Longest wait for another run that makes the database."""
+
+
 def tracking_uri(config: Config) -> str:
     """`tracking.uri` (a secret in it stays a reference), or sqlite in the run area."""
     return config.tracking.uri or _sqlite(Path(config.paths.runs))
@@ -51,10 +56,37 @@ def create_store(config: Config) -> None:
         runs = Path(config.paths.runs).resolve()
         runs.mkdir(parents=True, exist_ok=True)
         artifacts = (runs / "mlartifacts").as_uri()
-    with _failures(uri, UserError):
+    with _alone(uri), _failures(uri, UserError):
         client = _client(uri)
         if client.get_experiment_by_name(config.tracking.experiment) is None:
             client.create_experiment(config.tracking.experiment, artifact_location=artifacts)
+
+
+@contextlib.contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """No second process makes or migrates the same sqlite database: both would end with half of it.
+
+    Raises:
+        UserError: another process does for longer than `_MIGRATION_S`.
+    """
+    path = uri.removeprefix("sqlite:///")
+    if path == uri or not path:
+        yield
+        return
+    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        deadline = time.monotonic() + _MIGRATION_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(f"Another process has held {path}.lock for {_MIGRATION_S:g} s.") from None
+                time.sleep(0.1)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def create_run(config: Config, info: RunInfo) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import socket
 import time
 from pathlib import Path
@@ -106,6 +107,20 @@ def test_a_missing_entry_is_an_infrastructure_error(runs: Path) -> None:
     rundir.write_info(run_dir, dataclasses.replace(rundir.read_info(run_dir), mlflow_run="0" * 32))
     with pytest.raises(InfrastructureError, match=r"MLflow at sqlite.*failed"):
         tracking.Tracker(run_dir)
+
+
+def _create(runs: Path) -> None:
+    tracking.create_store(compose([f"paths.runs={runs}"]))
+
+
+def test_two_first_runs_at_once_make_one_store(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_create, args=(tmp_path,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(100)
+    assert [process.exitcode for process in processes] == [0, 0]
 
 
 def test_a_server_that_is_not_there_is_found_at_once(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ _LOCK = Path(__file__).parent / "openhands.lock"
 _CONFIG = "/tmp/legorl/openhands.json"
 _RESULT = "/tmp/legorl/openhands.result.json"
 _STATE = "/tmp/legorl/conversations"
+_INPUTRC = "/tmp/legorl/inputrc"
+"""Keeps the shell of its terminal from printing marks for pasted text before every output."""
 _LEAN_PROMPT = "You are a coding agent. Use the terminal to solve the task. When it is solved, say so."
 _REQUEST_S = 3600
 """The trial's deadline is the real limit; the SDK's own of 300 s is too short for a slow engine."""
@@ -73,8 +75,11 @@ class OpenHands(Forked):
             "persistence": None if self.lean else _STATE,
             "result": _RESULT,
         }
-        files = {_CONFIG: json.dumps(config).encode()}
-        return Launch(argv=self.program(_CONFIG), env=self.import_env(Path(self.target)), files=files)
+        return Launch(
+            argv=self.program(_CONFIG),
+            env={**self.import_env(Path(self.target)), "INPUTRC": _INPUTRC},
+            files={_CONFIG: json.dumps(config).encode(), _INPUTRC: b"set enable-bracketed-paste off\n"},
+        )
 
     async def outcome(self, sandbox: Sandbox, result: ExecResult) -> Outcome:
         """See `Harness.outcome`. Read from the file that the runner leaves."""

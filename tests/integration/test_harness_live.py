@@ -57,6 +57,7 @@ async def test_basic(name: str, tmp_path: Path) -> None:
     assert lived.ledger.counts == {"open": 1, "extend": 2}
     assert {thread.name for thread in lived.ledger.threads.values()} == {"main"}, "no side requests"
     assert "AssertionError" in lived.last_prompt and "2 passed" in lived.last_prompt
+    assert "\x1b" not in lived.last_prompt, "marks of a terminal"
     assert len(lived.turns("main")[0].prompt) < PROMPT[name]
 
 

@@ -18,6 +18,7 @@ _VENDOR = "vendor/x86_64-unknown-linux-musl"
 _HOME = "/home/agent/.codex"
 """Not below /tmp: there it makes no helper programs, and says so in its output."""
 _TOKEN = "LEGORL_TOKEN"
+_FULL = "ran out of room in the model's context window"
 _CUT_REPLY = "reason: max_output_tokens"
 _LEAN_PROMPT = "You are a coding agent. Use exec_command to solve the task. When it is solved, say so."
 _LEAN_OFF = ("multi_agent", "goals", "view_image", "apps", "plugins", "tool_suggest", "image_generation",
@@ -84,7 +85,7 @@ class Codex(Program):
                 return Outcome("submitted")
             if event.get("type") in ("turn.failed", "error"):
                 error = str(event.get("error") or event.get("message"))
-                if overflow_in(error):
+                if overflow_in(error) or _FULL in error:
                     return Outcome("context_overflow", error)
                 if _CUT_REPLY in error:  # a reply ran into its token limit: the policy's doing
                     return Outcome("format_errors", error)

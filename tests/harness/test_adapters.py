@@ -241,7 +241,7 @@ class TestCodex:
             ([{"type": "turn.started"}, {"type": "turn.completed", "usage": {}}], 0, "submitted"),
             (
                 [{"type": "error", "message": "retrying"}, {"type": "turn.failed", "error": {
-                    "message": "stream error: context_length_exceeded"}}],
+                    "message": "Codex ran out of room in the model's context window. Start a new thread"}}],
                 1,
                 "context_overflow",
             ),

@@ -105,7 +105,7 @@ async def test_a_spent_budget_is_told_from_a_dead_engine(name: str, tmp_path: Pa
         assert spent.outcome.termination == "context_overflow"
         assert not check_provenance(spent)
         if name not in ("opencode", "qwen_code"):  # which ask a dead engine again for more than a minute
-            with pytest.raises(HarnessError, match="engine failed"):
+            with pytest.raises(HarnessError, match=r"engine failed|high demand"):  # Codex's own words
                 await live(harness, Script(turns), tmp_path / "b", limits=LIMITS, dies_after=1)
 
 

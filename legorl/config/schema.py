@@ -144,7 +144,7 @@ class EngineConfig:
     name: str = MISSING
     dtype: str = "bfloat16"
     max_model_len: int = 16384
-    """Context window. claude_code and opencode begin with several thousand tokens of tools and text."""
+    """Context window. All harnesses but mini_swe_agent begin with thousands of tokens of tools and text."""
     max_num_seqs: int = 32
     max_batched_tokens: int = 4096
     kv_cache_gb: int = 1
@@ -164,7 +164,7 @@ class TasksConfig:
 
     name: str = MISSING
     pool: str = MISSING
-    """Name of the pool below `paths.pools`, or a path to one."""
+    """Name of a generator, whose pool lies below `paths.pools`, or the absolute path of a pool."""
     train: int = 240
     heldout: int = 64
     seed: int = 0

@@ -55,7 +55,7 @@ def _imported(target: str) -> type[Program]:
     except (ImportError, AttributeError, ValueError) as error:
         raise UserError(
             f"harness.target={target!r} cannot be imported: {error}. It is written package.module:Class, and "
-            "the package is installed in this environment."
+            "the package is installed in this environment or on PYTHONPATH."
         ) from error
     if not (isinstance(adapter, type) and issubclass(adapter, Program)):
         raise UserError(f"harness.target={target!r} is not a subclass of legorl.harness.program.Program.")

@@ -56,6 +56,7 @@ def prepare(config: Config, say: Say) -> None:
 
     if config.model.path:  # a template that cannot work is known before anything else is made
         _check_template(Path(config.model.path), config)
+    get_harness(config.harness)  # so is an adapter that cannot be imported
     pool = _pool(config, say)
     cache = Path(config.paths.cache)
     _install(config, cache, say)

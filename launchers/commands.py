@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # Hydra and MLflow are imported when a run starts, not for `-
     from legorl.config.compose import Composed
     from legorl.config.schema import Config
 
+_PREPARE_END_S = 5.0
+"""An interrupted preparation gets this long to clean up."""
+
 _VERSIONS = ("verl", "vllm", "torch", "transformers", "ray", "mlflow", "hydra-core")
 
 
@@ -163,6 +166,8 @@ def _prepare(config: Config) -> None:
         process.join(10)
         raise InfrastructureError(f"The preparation died (exit code {process.exitcode}).") from None
     finally:
+        process.terminate()  # an interrupted preparation takes away what it left half done
+        process.join(_PREPARE_END_S)
         process.kill()
         process.join(10)
     if error is not None:
@@ -172,10 +177,13 @@ def _prepare(config: Config) -> None:
 def _prepare_and_tell(config: Config, sender: Connection) -> None:
     """In the child: prepare, then send the error or None."""
     set_parent_death_signal(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     from legorl.trainer.prepare import prepare
 
     try:
         prepare(config, lambda text: print(text, flush=True))
+    except KeyboardInterrupt:
+        pass
     except (LegoError, OSError) as error:
         sender.send(error)
     except Exception as error:  # not sent itself: not every exception survives pickling

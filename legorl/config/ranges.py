@@ -88,7 +88,7 @@ RANGES: dict[str, Range] = {
     "engine.max_num_seqs": COUNT,
     "engine.max_batched_tokens": COUNT,
     "engine.kv_cache_gb": COUNT,
-    "engine.temperature": AMOUNT,
+    "engine.temperature": Range(0, 2),  # vLLM's own limit
     "engine.top_p": Range(0, 1, open=True),
     "engine.top_k": Range(-1),
     "engine.reply_tokens": COUNT,

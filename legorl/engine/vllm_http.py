@@ -41,6 +41,8 @@ _PROBE = Sampling(top_k=1, max_tokens=1)
 """Sampled from the most likely token, or from the few whose logits tie: after processing its probability is
 one over a small whole number, before it is whatever the policy says."""
 _MOST_TIES = 8
+_PROBE_PROMPT = (1, 2, 3)
+"""Not token 0 alone: where it is the padding, its embedding is zero and so is every logit of a small policy."""
 
 
 class VllmHttpEngine:
@@ -74,7 +76,7 @@ class VllmHttpEngine:
         """
         engine = cls(url, timeout_s=timeout_s, routed=routed, weight_version=weight_version)
         try:
-            sample = await engine.generate("open", [0], _PROBE)
+            sample = await engine.generate("open", _PROBE_PROMPT, _PROBE)
             ways = float(np.exp(-sample.logprobs[0]))
             if abs(ways - round(ways)) > 1e-3 or ways > _MOST_TIES:
                 raise EngineError(

@@ -25,13 +25,16 @@ _PROBE_S = 30.0
 
 def run_tool(argv: Sequence[str], *, cwd: Path) -> None:
     """Run an installer; failure is a `UserError` with the command and its last lines."""
+    if shutil.which(argv[0]) is None:
+        raise UserError(f"`{argv[0]}` is needed to install this harness and is not on the PATH.")
     try:
         done = subprocess.run(
-            argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", timeout=_COMMAND_DEADLINE_S, check=False,
+            ("setpriv", "--pdeathsig", "KILL", "--", *argv),  # an installer never outlives a killed parent
+            cwd=cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace", timeout=_COMMAND_DEADLINE_S, check=False,
         )  # fmt: skip
     except FileNotFoundError as error:
-        raise UserError(f"`{argv[0]}` is needed to install this harness and is not on the PATH.") from error
+        raise UserError("`setpriv` is not on the PATH: `apt-get install util-linux`.") from error
     except subprocess.TimeoutExpired as error:
         raise UserError(f"`{' '.join(argv)}` did not finish within {_COMMAND_DEADLINE_S:.0f} s.") from error
     if done.returncode != 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from legorl.cli import main
 from legorl.errors import UserError
 from legorl.sandbox import cgroups, channel, layout
 from legorl.sandbox.base import Limits, Mount, SandboxSpec
@@ -220,3 +222,10 @@ async def test_an_unknown_check_is_named(tmp_path: Path) -> None:
         async with contextlib.aclosing(run_checks(Never(), tmp_path, ["no_such"])) as results:  # type: ignore[arg-type, type-var]
             await anext(results)
     assert all(function.__doc__ for function in all_checks().values())
+
+
+def test_the_self_check_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    name = next(iter(all_checks()))
+    assert main(["sandbox", "check", "--json", name]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(check["name"], check["failure"]) for check in shown["checks"]] == [(name, "")]

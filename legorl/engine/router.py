@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from legorl.engine.assemble import aborted
 from legorl.engine.base import Sample, Sampling, TokenEngine
 from legorl.errors import EngineDownError, EngineError, EngineLostError
 
@@ -75,6 +76,8 @@ class Router:
         self._trials: Counter[_Member] = Counter()
         """How many remembered trials each engine has."""
         self._watchers: list[asyncio.Task[None]] = []
+        self._open: dict[str, bool] = {}
+        """Requests that are not answered yet, on an engine or on the way to another; True: to be aborted."""
 
     async def generate(
         self,
@@ -91,10 +94,24 @@ class Router:
             EngineLostError: the engine died meanwhile.
             EngineDownError: no engine is alive.
         """
-        if any(request_id in member.flights for member in self._members):
+        if request_id in self._open:
             raise EngineError(f"Request {request_id} is in flight already.")
         self._watch()
-        while True:
+        self._open[request_id] = False
+        try:
+            return await self._route(request_id, prompt_ids, sampling, routed_from, sticky)
+        finally:
+            del self._open[request_id]
+
+    async def _route(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int] | NDArray[np.int32],
+        sampling: Sampling,
+        routed_from: int,
+        sticky: str,
+    ) -> Sample:
+        while not self._open[request_id]:
             member = self._choose(sticky)
             work = member.engine.generate(
                 request_id, prompt_ids, sampling, routed_from=routed_from, sticky=sticky
@@ -114,9 +131,12 @@ class Router:
             else:
                 member.failures = 0
                 return sample
+        return aborted(routed_from)
 
     async def abort(self, request_id: str) -> None:
         """See `TokenEngine.abort`."""
+        if request_id in self._open:
+            self._open[request_id] = True
         await asyncio.sleep(0)  # a request that was handed over just now has reached its engine after this
         for member in self._members:
             if request_id in member.flights:

@@ -42,7 +42,7 @@ _PROBE = Sampling(top_k=1, max_tokens=1)
 one over a small whole number, before it is whatever the policy says."""
 _MOST_TIES = 8
 _PROBE_PROMPT = (1, 2, 3)
-"""Not token 0 alone: where it is the padding, its embedding is zero and so is every logit of a small policy."""
+"""Not token 0 alone: where that is the padding its embedding is zero, and all logits may tie."""
 
 
 class VllmHttpEngine:

@@ -139,7 +139,8 @@ def _run_one(job: Composed, launcher: Launcher, sweep: str) -> int:
             _prepare(config)
         except BaseException as error:
             state = "killed" if isinstance(error, KeyboardInterrupt) else "failed"
-            rundir.end_run(run_dir, state, f"while preparing: {str(error) or type(error).__name__}")
+            reason = "interrupted" if state == "killed" else str(error) or type(error).__name__
+            rundir.end_run(run_dir, state, f"while preparing: {reason}")
             if info.mlflow_run:
                 with contextlib.suppress(LegoError):  # the first error is the one to tell
                     mlflow.end_if_running(config, info.mlflow_run, state)

@@ -89,7 +89,9 @@ def load(directory: Path) -> Transcript:
             f"{directory} has no {name}: the trial was interrupted, or this is no trial."
         ) from error
     except _DAMAGE as error:
-        raise UserError(f"The transcript in {directory} is damaged: {error!r}.") from error
+        raise UserError(
+            f"The transcript in {directory} cannot be read ({error}). It is damaged, or from another version."
+        ) from error
 
 
 def _end(lines: int, arrays: bytes) -> Line:

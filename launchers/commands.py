@@ -51,12 +51,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "train",
         help="run an experiment",
         description="Compose a configuration, prepare what it needs, and run it.",
-        epilog="legorl train harness=claude_code run.steps=12    legorl train -m algo=gspo,grpo seed=0,1",
+        epilog="examples:\n"
+        "  legorl train harness=claude_code run.steps=12\n"
+        "  legorl train -m algo=gspo,grpo seed=0,1",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("overrides", nargs="*", help="group=choice or group.key=value")
+    parser.add_argument("overrides", nargs="*", help="group=choice or group.key=value; --cfg shows all keys")
     parser.add_argument("-m", "--multirun", action="store_true", help="run every combination of `key=a,b`")
     parser.add_argument(
-        "--config-dir", type=Path, action="append", default=[], help="directory with your own conf"
+        "--config-dir",
+        type=Path,
+        action="append",
+        default=[],
+        help="directory with files GROUP/CHOICE.yaml of your own",
     )
     parser.add_argument("--cfg", action="store_true", help="print the composed tree and stop")
 

@@ -31,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     page.add_argument("--tokens", action="store_true", help="every token, coloured by what became of it")
     verify = actions.add_parser("check", help="check every invariant of what was recorded")
     for action in (page, verify):
-        action.add_argument("path", type=Path, help="directory of the trial")
+        action.add_argument("path", type=Path, help="directory of the trial; `legorl show` names some")
     again = actions.add_parser("replay", help="recorded traffic through the proxy", description=_REPLAY)
     again.add_argument("files", type=Path, nargs="+", metavar="FILE", help="recorded traffic")
     again.add_argument("--json", action="store_true", help="print JSON")

@@ -58,6 +58,16 @@ def _reason(error: BaseException) -> str:
     return last if type(error).__name__ in last else f"{type(error).__name__}: {last}"
 
 
+def _last_words(ray_dir: Path, lines: int = 20) -> str:
+    """The ends of Ray's own logs; the files are gone with its directory."""
+    words = []
+    for name in ("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err"):
+        file = ray_dir / "session_latest" / "logs" / name
+        if file.is_file() and (text := file.read_text(errors="replace").splitlines()):
+            words += [f"--- {name}", *text[-lines:]]
+    return "\n".join(words)
+
+
 def _train(config: Config, run_dir: Path, events: EventLog, ray_dir: Path) -> None:
     started = time.monotonic()
     from legorl.trainer.warm import WarmWorkers
@@ -67,7 +77,7 @@ def _train(config: Config, run_dir: Path, events: EventLog, ray_dir: Path) -> No
 
     def die(reason: str) -> NoReturn:
         events.write(Fatal(reason))
-        print(reason, file=sys.stderr, flush=True)
+        print(reason, _last_words(ray_dir), sep="\n", file=sys.stderr, flush=True)
         os._exit(1)
 
     watchdog = None

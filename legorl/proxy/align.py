@@ -104,16 +104,17 @@ def _echo(node: Node, message: Message, key: MatchKey) -> Node | None:
 
 def _spelled(node: Node, role: Role, text: str) -> Node | None:
     """The node below whose messages of one role, line by line, are `text`."""
-    for child in node.children.values():
-        shown = child.message
-        if shown is None or shown.role is not role:
-            continue
-        if shown.text == text:
-            return child
-        if text.startswith(shown.text + "\n"):
-            found = _spelled(child, role, text[len(shown.text) + 1 :])
-            if found is not None:
-                return found
+    pending = [(node, text)]
+    while pending:
+        node, text = pending.pop()
+        for child in node.children.values():
+            shown = child.message
+            if shown is None or shown.role is not role:
+                continue
+            if shown.text == text:
+                return child
+            if text.startswith(shown.text + "\n"):
+                pending.append((child, text[len(shown.text) + 1 :]))
     return None
 
 

@@ -165,6 +165,14 @@ def test_a_synthetic_message_merged_with_a_turn_of_text(talk: Talk) -> None:
     talk.audit()
 
 
+def test_very_many_neighbours_of_one_role(talk: Talk) -> None:
+    notes = [user(f"note {number}") for number in range(2000)]
+    first = talk.ask([START[0], *notes], "Noted.")
+    talk.ask([START[0], user("\n".join(note.text for note in notes)), first.message, user("Go on.")])
+    assert talk.kinds() == ["open", "extend"]
+    talk.audit()
+
+
 def test_neighbours_of_one_role_are_the_same_together_and_apart(talk: Talk) -> None:
     apart = [system("You"), system("help."), user("Fix"), user(""), user("it.")]
     together = [system("You\nhelp."), user("Fix\n\nit.")]

@@ -19,7 +19,7 @@ SERIES = {"held-out success": "heldout/success", "submitted on green": "heldout/
 def main(arguments: list[str]) -> None:
     """Labels that begin with `control` are dashed."""
     out, *runs = arguments
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+    figure, axes = plt.subplots(1, 2, figsize=(11, 3.4), sharey=True)
     for entry in runs:
         label, _, run = entry.partition("=")
         evaluations = [event for event in read_events(Path(run)) if event["kind"] == "heldout"]
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
             )
             axis.set(title=title, xlabel="step", ylim=(0, 1))
             axis.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    axes[1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     figure.tight_layout()
     figure.savefig(out, dpi=110)
 

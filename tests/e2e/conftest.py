@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launchers.support import alive, wait_until
+from tests.launchers.support import alive, heed_interrupts, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 CACHE = REPOSITORY / ".cache" / "legorl"
@@ -68,6 +68,7 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=heed_interrupts,
         )
         self.started.append(process)
         return process

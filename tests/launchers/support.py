@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -44,3 +45,8 @@ def wait_until(condition: object, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def heed_interrupts() -> None:
+    """In a child before it starts: a shell's background jobs, these tests among them perhaps, ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.launchers.support import alive, heed_interrupts, wait_until
+from tests.launchers.support import HEED_INTERRUPTS, alive, wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 CACHE = REPOSITORY / ".cache" / "legorl"
@@ -62,13 +62,12 @@ class Program:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start and go on."""
         process = subprocess.Popen(
-            self.command(*arguments),
+            [*HEED_INTERRUPTS, *self.command(*arguments)],
             cwd=self.directory,
             env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=heed_interrupts,
         )
         self.started.append(process)
         return process

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 
 from legorl.config import rundir
 from legorl.config.compose import compose
 from legorl.config.resolved import save_config
+
+HEED_INTERRUPTS = ("env", "--default-signal=INT")
+"""Before a command: a shell's background jobs, and perhaps these tests are one, ignore SIGINT."""
 
 
 def make_run(runs: Path, *overrides: str) -> Path:
@@ -45,8 +47,3 @@ def wait_until(condition: object, seconds: float = 10.0) -> bool:
             return True
         time.sleep(0.05)
     return False
-
-
-def heed_interrupts() -> None:
-    """In a child before it starts: a shell's background jobs, these tests among them perhaps, ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -17,7 +17,7 @@ import pytest
 from legorl.config import rundir
 from legorl.errors import UserError
 from legorl.launchers import local
-from tests.launchers.support import alive, heed_interrupts, make_run, wait_until
+from tests.launchers.support import HEED_INTERRUPTS, alive, make_run, wait_until
 
 DAEMON = """
     import subprocess, sys, time
@@ -127,7 +127,7 @@ with rundir.lock(run_dir):
 def supervise(run_dir: Path, argv: list[str]) -> subprocess.Popen[bytes]:
     """A supervisor in a process of its own, which can be killed."""
     command = [sys.executable, "-c", SUPERVISOR, str(run_dir), *argv, str(run_dir)]
-    return subprocess.Popen(command, preexec_fn=heed_interrupts)
+    return subprocess.Popen([*HEED_INTERRUPTS, *command])
 
 
 def test_kill_of_the_job(tmp_path: Path, mark: str) -> None:

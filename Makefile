@@ -16,7 +16,7 @@ check: setup  ## lint, types and unit tests
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
 	$(VENV)/mypy
-	OMP_NUM_THREADS=1 $(VENV)/pytest -q -n 2 -m "not integration and not e2e and not slow"
+	OMP_NUM_THREADS=1 $(VENV)/pytest -q -n 3 -m "not integration and not e2e and not slow"
 
 setup:
 	@scripts/setup.sh

@@ -173,8 +173,10 @@ def _prepare(config: Config) -> None:
     except EOFError:
         process.join(10)
         raise InfrastructureError(f"The preparation died (exit code {process.exitcode}).") from None
+    except KeyboardInterrupt:
+        process.terminate()  # it takes away what it left half done
+        raise
     finally:
-        process.terminate()  # an interrupted preparation takes away what it left half done
         process.join(_PREPARE_END_S)
         process.kill()
         process.join(10)
@@ -185,7 +187,8 @@ def _prepare(config: Config) -> None:
 def _prepare_and_tell(config: Config, sender: Connection) -> None:
     """In the child: prepare, then send the error or None."""
     set_parent_death_signal(signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt_once)
     from legorl.trainer.prepare import prepare
 
     try:
@@ -199,6 +202,13 @@ def _prepare_and_tell(config: Config, sender: Connection) -> None:
         sender.send(InfrastructureError(f"The preparation failed: {type(error).__name__}: {error}"))
     else:
         sender.send(None)
+
+
+def _interrupt_once(number: int, frame: object) -> None:
+    """A Ctrl-C comes from the terminal and from the parent: the second must not end the cleaning."""
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _launcher(name: str) -> Launcher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import copy
 import gzip
 import json
 import re
@@ -204,7 +205,7 @@ def test_odd_values_anywhere_end_in_a_report_or_one_clear_error(
         holder = records
         for key in path:
             holder = holder[key]
-        holder[last] = data.draw(st.sampled_from(ODD))
+        holder[last] = copy.deepcopy(data.draw(st.sampled_from(ODD)))
     file = tmp_path / "odd.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     try:

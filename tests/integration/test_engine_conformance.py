@@ -115,7 +115,8 @@ class TestVllmHttp(EngineConformance, DeadlineConformance):
             await engine.generate("refused", PROMPT, Sampling(max_tokens=1))
         with pytest.raises(EngineDownError):
             await engine.check()
-        assert not [process for process in left if process.is_running()]
+        _, alive = await asyncio.to_thread(psutil.wait_procs, left, timeout=20)
+        assert not alive
         server.start()
         await engine.check()
         assert len((await engine.generate("back", PROMPT, Sampling(max_tokens=2))).token_ids) == 2

@@ -178,8 +178,16 @@ async def test_descriptors_do_not_pile_up(provider: LocalProvider, workspace: Pa
 
 
 def supervisor_of(sandbox: LocalSandbox) -> int:
-    bubblewrap = int(Path(f"/proc/{sandbox.init_pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return int(Path(f"/proc/{bubblewrap}/stat").read_text().rpartition(")")[2].split()[1])
+    def parent(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return parent(parent(sandbox.init_pid))
+        except FileNotFoundError:  # right after the start a helper of bubblewrap may just be ending
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

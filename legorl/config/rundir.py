@@ -117,16 +117,28 @@ def lock(run_dir: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it.
     """
-    fd = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # For a second: `is_locked` holds it for an instant.
+    with locked(run_dir / LOCK_FILE, 1.0, f"{run_dir} is in use by another process."):
+        yield
+
+
+@contextmanager
+def locked(file: Path, timeout_s: float, busy: str) -> Iterator[None]:
+    """Hold an exclusive lock on a file, made if need be; a process that dies gives it back.
+
+    Raises:
+        UserError: `busy`, when another process holds it for longer than `timeout_s`.
+    """
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        deadline = time.monotonic() + 1.0  # `is_locked` holds it for an instant
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise UserError(f"{run_dir} is in use by another process.") from None
+                    raise UserError(busy) from None
                 time.sleep(0.05)
         yield
     finally:

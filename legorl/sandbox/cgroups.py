@@ -78,8 +78,13 @@ def make(group: Group) -> int:
         lock = _lock(group.directory)
         if lock is not None:
             break  # else another process took it for a dead owner's, in the instant before it was locked
-    for name, value in group.files.items():
-        _write(group, name, value)
+    try:
+        for name, value in group.files.items():
+            _write(group, name, value)
+    except OSError:
+        remove(Path(group.directory))
+        os.close(lock)
+        raise
     return lock
 
 

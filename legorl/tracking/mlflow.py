@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import logging
 import math
 import os
@@ -21,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from legorl.config.resolved import CONFIG_FILE, load_config
-from legorl.config.rundir import RunInfo, read_info
+from legorl.config.rundir import RunInfo, locked, read_info
 from legorl.config.schema import Config
 from legorl.config.secrets import resolve_secret
 from legorl.errors import InfrastructureError, LegoError, UserError
@@ -73,20 +72,9 @@ def _alone(uri: str) -> Iterator[None]:
     if path == uri or not path:
         yield
         return
-    descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        deadline = time.monotonic() + _MIGRATION_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(f"Another process has held {path}.lock for {_MIGRATION_S:g} s.") from None
-                time.sleep(0.1)
+    busy = f"Another process has held {path}.lock for {_MIGRATION_S:g} s."
+    with locked(Path(f"{path}.lock"), _MIGRATION_S, busy):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def create_run(config: Config, info: RunInfo) -> str:

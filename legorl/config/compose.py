@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from legorl.config import rules, store
-from legorl.config.keys import groups, packaged_dir, packaged_groups, schema_keys, suggest
+from legorl.config.keys import groups, is_choice, packaged_dir, packaged_groups, schema_keys, suggest
 from legorl.config.schema import Config
 from legorl.errors import UserError
 
@@ -163,7 +163,7 @@ def _user_dir(path: Path) -> Path:
         raise UserError(f"--config-dir {path} is not a directory.")
     files = [path / "config.yaml"] if (path / "config.yaml").exists() else []
     for group in packaged_groups():
-        files += sorted(file for file in path.glob(f"{group}/**/*.yaml") if file.is_file())
+        files += sorted(file for file in path.glob(f"{group}/**/*.yaml") if is_choice(file, path))
     if not files:
         raise UserError(
             f"--config-dir {path} has no choice of any group. A file GROUP/CHOICE.yaml in it would be one; "

@@ -42,13 +42,22 @@ def packaged_groups() -> tuple[str, ...]:
     return tuple(sorted(path.name for path in packaged_dir().iterdir() if any(path.glob("*.yaml"))))
 
 
+RESOURCES = ("sandbox/policy", "sandbox/pod")
+"""Folders beside a group's choices whose files are named by a key of the group instead."""
+
+
+def is_choice(file: Path, directory: Path) -> bool:
+    """Whether a file of a configuration directory is a choice of a group."""
+    return file.is_file() and file.relative_to(directory).parent.as_posix() not in RESOURCES
+
+
 def groups(directories: Sequence[Path]) -> dict[str, list[str]]:
     """Group -> choices, over all directories; a choice may lie in a folder (`paper/openhands`)."""
     found: dict[str, set[str]] = {}
     for directory in directories:
         for group in packaged_groups():
             for file in directory.glob(f"{group}/**/*.yaml"):
-                if file.is_file():
+                if is_choice(file, directory):
                     choice = file.relative_to(directory / group).with_suffix("").as_posix()
                     found.setdefault(group, set()).add(choice)
     return {group: sorted(choices) for group, choices in sorted(found.items())}

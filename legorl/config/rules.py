@@ -38,6 +38,7 @@ def _choices(c: Config) -> Iterator[str]:
         "backend.device": (c.backend.device, ("cpu", "cuda")),
         "backend.param_dtype": (c.backend.param_dtype, ("fp32", "bf16", "fp16")),
         "engine.dtype": (c.engine.dtype, ("bfloat16", "float16", "float32")),
+        "sandbox.verify": (c.sandbox.verify, ("fresh", "same")),
         "proxy.echo": (c.proxy.echo, ("sampled", "observed")),
         "algo.lr_schedule": (c.algo.lr_schedule, ("cosine", "constant")),
     }

@@ -54,6 +54,14 @@ class SandboxConfig:
     disk_mb: int = 256
     start_timeout_s: float = 30.0
     transfer_timeout_s: float = 30.0
+    image: str = ""
+    """For tasks that name none; empty: the provider's own default."""
+    policy: str = "strict"
+    """Integrity policy: a name in conf/sandbox/policy/, or the path of a YAML file."""
+    policy_off: list[str] = field(default_factory=list)
+    """Rules of the policy to switch off, for ablations."""
+    verify: str = "fresh"
+    """Where to grade: `fresh`, a new sandbox with the agent's diff; `same`, the agent's own."""
 
 
 @dataclass

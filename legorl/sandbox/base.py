@@ -12,7 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:  # the launcher of local sandboxes reads this module with the standard library alone
+    from legorl.sandbox.policy import Policy
 
 WORKDIR = "/workspace"
 """Where the task's repository lies in every sandbox."""
@@ -60,6 +63,8 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     start_timeout_s: float = 30.0
+    image: str = ""
+    """What the provider makes the root file system of; empty: its own default."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,12 @@ class SandboxProvider(Protocol):
     """Starts sandboxes."""
 
     name: str
+    policy: Policy
+    """The integrity policy that its sandboxes keep."""
+
+    @property
+    def limits_by(self) -> str:
+        """What enforces memory and process limits."""
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start one. Raises `SandboxStartError`, and leaves nothing behind when it does."""

@@ -1,4 +1,4 @@
-"""`legorl sandbox check`: does this machine keep what the sandbox promises?"""
+"""`legorl sandbox check`: does a provider keep what a sandbox promises?"""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import json
 import tempfile
 from pathlib import Path
 
-from legorl.sandbox.local import LocalProvider
+from legorl.config.compose import compose
+from legorl.config.schema import SandboxConfig
+from legorl.sandbox.providers import open_provider
 from legorl.sandbox.selfcheck import CheckResult, all_checks, run_checks
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `sandbox` with its actions."""
-    parser = subparsers.add_parser("sandbox", help="check the sandbox on this machine")
+    parser = subparsers.add_parser("sandbox", help="check what a sandbox provider keeps")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check = actions.add_parser("check", help="run the self-check of the local sandbox")
-    check.add_argument("names", nargs="*", metavar="NAME", help="checks to run; all by default")
+    check = actions.add_parser("check", help="run the self-check of a provider")
+    check.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="sandbox=PROVIDER|NAME",
+        help="the provider and its settings (local by default), and checks to run (all by default)",
+    )
     check.add_argument("--list", action="store_true", help="list the checks and what each asks for")
     check.add_argument("--json", action="store_true", help="print one JSON object at the end")
     parser.set_defaults(run=run)
@@ -30,13 +37,15 @@ def run(arguments: argparse.Namespace) -> int:
         for name, function in all_checks().items():
             print(f"{name:32s} {function.__doc__}")
         return 0
-    return asyncio.run(_check(arguments.names, arguments.json))
+    overrides = [word for word in arguments.overrides if "=" in word]
+    names = [word for word in arguments.overrides if "=" not in word]
+    return asyncio.run(_check(compose(overrides).sandbox, names, arguments.json))
 
 
-async def _check(names: list[str], as_json: bool) -> int:
-    provider = LocalProvider()
+async def _check(config: SandboxConfig, names: list[str], as_json: bool) -> int:
+    provider = open_provider(config)
     if not as_json:
-        print(f"Local sandbox; limits by {provider.limits_by}.")
+        print(f"Sandbox {provider.name}, policy {provider.policy.name}; limits by {provider.limits_by}.")
     results: list[CheckResult] = []
     with tempfile.TemporaryDirectory(prefix="legorl-check-") as directory:
         try:

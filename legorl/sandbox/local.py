@@ -30,6 +30,7 @@ from legorl.sandbox import cgroups, channel, layout, seccomp
 from legorl.sandbox.base import Limits, SandboxSpec
 from legorl.sandbox.link import Link, LinkClosedError
 from legorl.sandbox.local_sandbox import LocalSandbox
+from legorl.sandbox.policy import Policy, load_policy
 
 _CLOSE_S = 15.0
 _LAUNCH = (
@@ -69,7 +70,8 @@ class LocalProvider:
 
     name = "local"
 
-    def __init__(self, *, transfer_timeout_s: float = 30.0) -> None:
+    def __init__(self, policy: Policy | None = None, *, transfer_timeout_s: float = 30.0) -> None:
+        self.policy = policy or load_policy()
         self._bubblewrap = check_host()
         self._hierarchy = cgroups.find()
         if self._hierarchy is not None:

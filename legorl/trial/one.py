@@ -12,12 +12,12 @@ from pathlib import Path
 
 from legorl.config.schema import Config
 from legorl.engine.base import ReplyParser, TokenEngine
-from legorl.errors import UserError
 from legorl.harness.base import Harness
 from legorl.harness.registry import get_harness
 from legorl.proxy.proxy import Proxy
 from legorl.proxy.render import Renderer
 from legorl.sandbox.base import SandboxProvider
+from legorl.sandbox.providers import open_provider
 from legorl.tasks.task import Task
 from legorl.trial.runner import TrialRequest, TrialResult, TrialRunner
 
@@ -30,19 +30,6 @@ class Workshop:
     provider: SandboxProvider
     proxy: Proxy
     harness: Harness
-
-
-def open_provider(config: Config) -> SandboxProvider:
-    """The sandbox provider that `sandbox.name` asks for.
-
-    Raises:
-        UserError: there is none of that name, or the machine lacks something it needs.
-    """
-    from legorl.sandbox.local import LocalProvider
-
-    if config.sandbox.name != LocalProvider.name:
-        raise UserError(f"There is no sandbox {config.sandbox.name!r}. Known: {LocalProvider.name}.")
-    return LocalProvider(transfer_timeout_s=config.sandbox.transfer_timeout_s)
 
 
 @asynccontextmanager
@@ -67,7 +54,7 @@ async def open_workshop(
         context_tokens=config.engine.max_model_len,
         observed=config.proxy.echo == "observed",
     )
-    provider = open_provider(config)
+    provider = open_provider(config.sandbox)
     try:
         yield Workshop(TrialRunner(provider, proxy, harness, config, run_dir), provider, proxy, harness)
     finally:

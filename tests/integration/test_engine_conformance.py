@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -166,11 +167,11 @@ class TestVllm(EngineConformance, DeadlineConformance):
 
         engine = subject.engine
         assert isinstance(engine, VllmEngine)
-        cores = [process for process in psutil.Process().children() if "EngineCore" in process.name()]
-        assert len(cores) == 1, [process.name() for process in psutil.Process().children()]
+        # By vLLM's own book: where the title of a process cannot be set, the core is called as its parent.
+        (core,) = engine.llm.engine_core.resources.engine_manager.processes
         await engine.check()
         task = await subject.begin("killed")
-        cores[0].kill()
+        os.kill(core.pid, signal.SIGKILL)
         with pytest.raises(EngineError, match="died during request killed"):
             await task
         with pytest.raises(EngineDownError, match="is dead"):

@@ -12,6 +12,21 @@ from legorl.errors import UserError
 CONTEXT_NEEDED = dict.fromkeys(("claude_code", "codex", "opencode", "openhands", "qwen_code"), 12288)
 """Least `engine.max_model_len` of harnesses whose tools and instructions fill several thousand tokens."""
 
+LOSSES = (
+    "vanilla",
+    "gspo",
+    "cispo",
+    "clip_cov",
+    "dppo_kl",
+    "dppo_tv",
+    "dro",
+    "geo_mean",
+    "gpg",
+    "kl_cov",
+    "sapo",
+)
+"""Policy losses of verl 0.9.1's registry (its `bypass_mode` is a way to call one of them, and no loss)."""
+
 
 def check(config: Config) -> None:
     """Raises `UserError` with every rule that does not hold."""
@@ -40,11 +55,12 @@ def _choices(c: Config) -> Iterator[str]:
         "engine.dtype": (c.engine.dtype, ("bfloat16", "float16", "float32")),
         "sandbox.verify": (c.sandbox.verify, ("fresh", "same")),
         "proxy.echo": (c.proxy.echo, ("sampled", "observed")),
+        "algo.loss": (c.algo.loss, LOSSES),
         "algo.lr_schedule": (c.algo.lr_schedule, ("cosine", "constant")),
     }
     for key, (value, values) in allowed.items():
         if value not in values:
-            yield f"{key}={value}: use {' or '.join(values)}."
+            yield f"{key}={value}: use {', '.join(values[:-1])} or {values[-1]}."
     if unknown := sorted(set(c.filter.train_threads) - {"main", "subagent"}):
         yield f"filter.train_threads has {', '.join(unknown)}: use main, subagent or both."
     if not c.filter.train_threads:

@@ -77,6 +77,7 @@ def test_the_default_holds_every_rule(default: DictConfig) -> None:
         (['paths.cache=""'], "paths.cache is empty"),
         (["harness.profile=huge"], "harness.profile=huge: use lean or stock"),
         (["proxy.echo=heard"], "proxy.echo=heard: use sampled or observed"),
+        (["algo.loss=nonsense"], "algo.loss=nonsense: use vanilla, gspo, .* or sapo"),
         (["backend.device=tpu"], "backend.device=tpu: use cpu or cuda"),
     ],
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from legorl.config.compose import compose
+from legorl.config.rules import LOSSES
 from legorl.errors import UserError
 
 verl_config = pytest.importorskip("legorl.trainer.verl_config")
@@ -42,3 +43,9 @@ def test_an_override_verl_does_not_know_is_the_users_mistake(tmp_path: Path) -> 
     config = compose(["backend.verl_overrides=['actor_rollout_ref.nope=2']"])
     with pytest.raises(UserError, match="nope"):
         verl_config.build(config, tmp_path, Path("policy"), tmp_path, None)
+
+
+def test_every_loss_of_verls_registry_can_be_chosen() -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    assert set(LOSSES) == set(POLICY_LOSS_REGISTRY) - {"bypass_mode"}

@@ -10,6 +10,7 @@ train: setup  ## set up, then the main job on this machine
 	$(VENV)/legorl train
 
 test: setup check  ## everything: lint, types, unit, integration and end-to-end tests
+	scripts/test_servers.sh
 	OMP_NUM_THREADS=1 $(VENV)/pytest -q -m "integration or e2e or slow" --durations=15
 
 check: setup  ## lint, types and unit tests

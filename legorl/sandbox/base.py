@@ -65,6 +65,9 @@ class SandboxSpec:
     start_timeout_s: float = 30.0
     image: str = ""
     """What the provider makes the root file system of; empty: its own default."""
+    directories: tuple[str, ...] = ()
+    """Absolute paths of further empty directories that commands may write to: grading in place puts tests
+    into one. A provider whose root can be written need not make them."""
 
 
 @dataclass(frozen=True)

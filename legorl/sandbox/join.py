@@ -37,6 +37,10 @@ class Join:
     cwd: str = "/workspace"
     groups: tuple[str, ...] = ()
     """Directories of the sandbox's control groups, which the joining process enters."""
+    own_network: bool = True
+    """False when the rule `network_closed` is off."""
+    privileged: bool = False
+    """True when the rule `no_privileges` is off."""
 
 
 def enter(join: Join) -> None:
@@ -47,9 +51,10 @@ def enter(join: Join) -> None:
     """
     for directory in join.groups:
         Path(directory, "cgroup.procs").write_text("0")
-    linux.enter_namespaces(join.init_pid)
+    linux.enter_namespaces(join.init_pid, own_network=join.own_network)
     os.chdir(join.cwd)
-    linux.drop_privileges()
-    seccomp.deny_system_calls()
+    if not join.privileged:
+        linux.drop_privileges()
+        seccomp.deny_system_calls()
     linux.set_dumpable(False)
     linux.set_parent_death_signal(signal.SIGKILL)

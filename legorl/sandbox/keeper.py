@@ -51,14 +51,16 @@ def main(sock: socket.socket) -> NoReturn:
 
 def _exec(message: dict[str, Any], fds: list[int], watch: Watch) -> dict[str, Any]:
     start = time.monotonic()
-    argv = message["argv"]
+    argv, env = message["argv"], message["env"]
+    if message["inherit_env"]:  # this process's environment is the host's
+        env = {**os.environ, **env}
     try:
         os.chdir(message["cwd"])
-        os.environ["PATH"] = message["env"].get("PATH", os.defpath)  # where posix_spawnp searches
+        os.environ["PATH"] = env.get("PATH", os.defpath)  # where posix_spawnp searches
         child = os.posix_spawnp(
             argv[0],
             argv,
-            message["env"],
+            env,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in enumerate(fds)],
             setsid=True,
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
@@ -69,7 +71,7 @@ def _exec(message: dict[str, Any], fds: list[int], watch: Watch) -> dict[str, An
         for fd in fds:
             os.close(fd)
     status = _wait(child, start + message["timeout_s"], watch)
-    tree_gone = _end_tree(watch)
+    tree_gone = not message["end_tree"] or _end_tree(watch)
     return {
         "code": 124 if status is None else _code(status),
         "timed_out": status is None,

@@ -24,6 +24,8 @@ BOX = f"{STAGE}/box"
 UID = 1000
 HOME = "/home/agent"
 INIT = "/.init"
+HOST = "/host"
+"""Where the host's root is seen when the rule `host_invisible` is off."""
 
 WRITABLE: Mapping[str, str] = {
     "workspace": WORKDIR,
@@ -67,23 +69,39 @@ def environment(extra: Mapping[str, str]) -> dict[str, str]:
     return {**base, **extra}
 
 
-def bubblewrap_arguments(spec: SandboxSpec) -> list[str]:
-    """Arguments after `bwrap`, without the command. The order matters: later mounts lie on earlier ones."""
-    arguments = [*_host_arguments()]
-    for source, target in WRITABLE.items():
+def writable(spec: SandboxSpec) -> dict[str, str]:
+    """`WRITABLE` and the spec's own empty directories."""
+    return {**WRITABLE, **{f"extra{number}": path for number, path in enumerate(spec.directories)}}
+
+
+def bubblewrap_arguments(spec: SandboxSpec, off: frozenset[str] = frozenset()) -> list[str]:
+    """Arguments after `bwrap`, without the command. The order matters: later mounts lie on earlier ones.
+
+    Args:
+        off: rules of the integrity policy that are switched off.
+    """
+    arguments = [*_host_arguments(off)]
+    for source, target in writable(spec).items():
         arguments += ["--bind", f"{BOX}/{source}", target]
+    bind = "--bind" if "runtime_read_only" in off else "--ro-bind"
     for item in spec.mounts:
-        arguments += ["--ro-bind", str(item.source), item.target]
+        arguments += [bind, str(item.source), item.target]
+    if "host_invisible" in off:
+        arguments += ["--ro-bind", "/", HOST]
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR]
 
 
 @functools.cache
-def _host_arguments() -> tuple[str, ...]:
+def _host_arguments(off: frozenset[str]) -> tuple[str, ...]:
     """Those that are the same for every sandbox on this host."""
+    rights = ["--disable-userns", "--uid", str(UID), "--gid", str(UID), "--cap-drop", "ALL"]
+    if "no_privileges" in off:
+        rights = ["--uid", "0", "--gid", "0"]
+    network = [] if "network_closed" in off else ["--unshare-net"]
     arguments = [
-        *("--unshare-user", "--disable-userns", "--uid", str(UID), "--gid", str(UID)),
-        *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
-        *("--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
+        *("--unshare-user", *rights, *network),
+        *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"),
         *("--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
     ]
     for tree in _TREES:

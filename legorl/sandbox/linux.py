@@ -96,10 +96,14 @@ def set_seccomp_filter(program: bytes) -> None:
     _check(_libc.prctl(_PR_SET_SECCOMP, 2, program, 0, 0), "prctl(PR_SET_SECCOMP)")
 
 
-def enter_namespaces(pid: int) -> None:
-    """Join all namespaces of `pid` at once (Linux 5.8); only children enter its process namespace."""
+def enter_namespaces(pid: int, *, own_network: bool = True) -> None:
+    """Join all namespaces of `pid` at once (Linux 5.8); only children enter its process namespace.
+
+    Args:
+        own_network: false when `pid` is in this process's network namespace already.
+    """
     fd = os.pidfd_open(pid)
     try:
-        setns(fd, ALL_NAMESPACES)
+        setns(fd, ALL_NAMESPACES if own_network else ALL_NAMESPACES & ~CLONE_NEWNET)
     finally:
         os.close(fd)

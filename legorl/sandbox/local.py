@@ -126,6 +126,7 @@ class LocalProvider:
             init_pid=message["init_pid"],
             upper=fds[0],
             groups=groups,
+            policy=self.policy,
             transfer_timeout_s=self._transfer_timeout_s,
             end=end,
         )
@@ -136,18 +137,21 @@ class LocalProvider:
         """Ask the launcher for a sandbox; returns the directories of its control groups."""
         launcher, sock = self._ensure_launcher()
         groups: list[cgroups.Group] = []
-        if self._hierarchy is not None:
+        limited = self.policy.holds("limits")
+        if self._hierarchy is not None and limited:
             groups = self._hierarchy.groups(cgroups.group_name(serial), spec.limits)
         request = {
             "serial": serial,
             "launcher": launcher.pid,
             "privileged": os.geteuid() == 0,
             "groups": [dataclasses.asdict(group) for group in groups],
-            "rlimits": self._rlimits(spec.limits),
+            "rlimits": self._rlimits(spec.limits) if limited else {"RLIMIT_CORE": 0},
+            "off": sorted(self.policy.off),
+            "directories": list(layout.writable(spec)),
             "workspace": str(spec.workspace.resolve()),
             "disk_mb": spec.limits.disk_mb,
             "bwrap": self._bubblewrap,
-            "arguments": layout.bubblewrap_arguments(spec),
+            "arguments": layout.bubblewrap_arguments(spec, self.policy.off),
             "timeout_s": spec.start_timeout_s,
         }
         try:

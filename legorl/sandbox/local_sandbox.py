@@ -25,6 +25,7 @@ from legorl.sandbox.capture import Capture, sealed_input
 from legorl.sandbox.join import Join
 from legorl.sandbox.keepers import Keepers
 from legorl.sandbox.link import Link, LinkClosedError
+from legorl.sandbox.policy import Policy
 from legorl.sandbox.snapshot import take_snapshot
 
 _PROXY_S = 10.0
@@ -41,6 +42,7 @@ class LocalSandbox:
         init_pid: int,
         upper: int,
         groups: tuple[str, ...],
+        policy: Policy,
         transfer_timeout_s: float,
         end: Callable[[], Awaitable[None]],
     ) -> None:
@@ -50,11 +52,14 @@ class LocalSandbox:
         self._init_pid = init_pid
         self._upper = upper
         self._groups = groups
+        self._policy = policy
         self._transfer_timeout_s = transfer_timeout_s
         self._end = end
         self._phase = Phase.SETUP
         self._proxy: ProxyEndpoint | None = None
         self._listener: socket.socket | None = None
+        self._reserved: socket.socket | None = None
+        """On the host's loopback, until the agent phase; only with the rule `network_closed` off."""
         self._stopped = False
 
     @property
@@ -65,7 +70,14 @@ class LocalSandbox:
     @property
     def join(self) -> Join:
         """What a process needs to know to join this sandbox (`legorl.sandbox.join`)."""
-        return Join(self._init_pid, self.joined_env(), WORKDIR, self._groups)
+        return Join(
+            self._init_pid,
+            self.joined_env(),
+            WORKDIR,
+            self._groups,
+            own_network=self._policy.holds("network_closed"),
+            privileged=not self._policy.holds("no_privileges"),
+        )
 
     def joined_env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that `exec` gives a command."""
@@ -87,6 +99,8 @@ class LocalSandbox:
             "env": self.joined_env(env),
             "cwd": cwd,
             "timeout_s": timeout_s,
+            "inherit_env": not self._policy.holds("no_credentials"),
+            "end_tree": self._policy.holds("processes_ended"),
         }
         limit = self._spec.limits.output_bytes
         with Capture(limit) as out, Capture(limit) as err, sealed_input(stdin) as source:
@@ -142,28 +156,45 @@ class LocalSandbox:
         if self._phase is Phase.VERIFY:
             raise IntegrityError(self._about("no proxy in the verify phase."))
         self._proxy = proxy
+        port = PROXY_PORT
+        if not self._policy.holds("network_closed"):  # every such sandbox is on the host's one loopback
+            self._reserved = socket.create_server(("127.0.0.1", 0))
+            port = self._reserved.getsockname()[1]
         if self._phase is Phase.AGENT:
             await self._attach(proxy)
-        return f"http://127.0.0.1:{PROXY_PORT}"
+        return f"http://127.0.0.1:{port}"
 
     async def set_phase(self, phase: Phase) -> None:
         """See `Sandbox`. No process of the phase before survives."""
         if self._phase is phase:
             return
+        if self._policy.holds("processes_ended"):
+            await self._end_processes()
+        await self._detach()
+        self._phase = phase
+        if phase is Phase.AGENT and self._proxy is not None:
+            await self._attach(self._proxy)
+
+    async def _end_processes(self) -> None:
         try:
             alone = await self._keepers.end_everything()
         except (LinkClosedError, TimeoutError) as error:
             raise IntegrityError(self._about(f"processes could not be ended: {error}")) from error
         if not alone:
             raise IntegrityError(self._about("processes survived being killed."))
-        await self._detach()
-        self._phase = phase
-        if phase is Phase.AGENT and self._proxy is not None:
-            await self._attach(self._proxy)
 
     async def _attach(self, proxy: ProxyEndpoint) -> None:
         if self._listener is not None:
             return
+        if self._reserved is not None:
+            self._listener, self._reserved = self._reserved, None
+        else:
+            self._listener = await self._listen()
+        self._listener.setblocking(False)
+        await proxy.attach(self._listener)
+
+    async def _listen(self) -> socket.socket:
+        """A socket of the sandbox's own loopback."""
         try:
             answer, fds = await self._link.request(
                 {"op": "listen", "port": PROXY_PORT}, [], timeout_s=_PROXY_S
@@ -172,9 +203,7 @@ class LocalSandbox:
             raise IntegrityError(self._about(f"no socket for the proxy: {error}")) from error
         if "error" in answer:
             raise IntegrityError(self._about(f"no socket for the proxy: {answer['error']}"))
-        self._listener = socket.socket(fileno=fds[0])
-        self._listener.setblocking(False)
-        await proxy.attach(self._listener)
+        return socket.socket(fileno=fds[0])
 
     async def _detach(self) -> None:
         if self._listener is not None and self._proxy is not None:
@@ -209,6 +238,8 @@ class LocalSandbox:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._detach(), _PROXY_S)
         finally:
+            if self._reserved is not None:
+                self._reserved.close()
             os.close(self._upper)
             self._keepers.close()
             await self._end()

@@ -31,6 +31,8 @@ class Rule:
     """When it holds: `setup`, `agent`, `verify`."""
     enforced: Mapping[str, str]
     """Provider, or `all`, -> how."""
+    without: str = ""
+    """What a run gets that switches it off."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,6 +51,10 @@ class Policy:
         """Whether the rule is to be applied; `KeyError` for an id that no rule has."""
         self.rules[rule]
         return rule not in self.off
+
+    def summary(self) -> dict[str, str | list[str]]:
+        """What is logged of it: name, hash, and the rules that are off."""
+        return {"name": self.name, "hash": self.hash, "off": sorted(self.off)}
 
     @property
     def hash(self) -> str:

@@ -30,4 +30,14 @@ def open_provider(config: SandboxConfig) -> SandboxProvider:
     """
     if config.name not in PROVIDERS:
         raise UserError(f"There is no sandbox {config.name!r}. Known: {', '.join(PROVIDERS)}.")
-    return PROVIDERS[config.name](config, load_policy(config.policy, config.policy_off))
+    return PROVIDERS[config.name](config, configured_policy(config))
+
+
+def configured_policy(config: SandboxConfig) -> Policy:
+    """The policy of a configuration, where `sandbox.verify=same` switches the rule `fresh_grading` off.
+
+    Raises:
+        UserError: there is no such policy or rule.
+    """
+    in_place = ["fresh_grading"] if config.verify == "same" else []
+    return load_policy(config.policy, [*config.policy_off, *in_place])

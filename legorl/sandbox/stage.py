@@ -63,19 +63,21 @@ def build(request: dict[str, Any], control: socket.socket) -> Staged:
         OSError: a mount or a namespace failed.
     """
     _private_mounts()
-    size = f"size={request['disk_mb']}m,nr_inodes={request['disk_mb'] * _INODES_PER_MB},mode=0755"
-    linux.mount("tmpfs", layout.BOX, "tmpfs", _FLAGS, size)
-    for name in ("upper", "work", *layout.WRITABLE):
+    off = frozenset(request["off"])
+    size = f"size={request['disk_mb']}m,nr_inodes={request['disk_mb'] * _INODES_PER_MB},"
+    linux.mount("tmpfs", layout.BOX, "tmpfs", _FLAGS, ("" if "limits" in off else size) + "mode=0755")
+    for name in ("upper", "work", *request["directories"]):
         os.mkdir(f"{layout.BOX}/{name}", 0o755)  # noqa: PTH102
     for name in ("tmp", "shm"):
         os.chmod(f"{layout.BOX}/{name}", 0o1777)  # noqa: PTH101
     _overlay(request["workspace"], privileged=request["privileged"])
     upper_fd = os.open(f"{layout.BOX}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     init_pid, bubblewrap_pid = _bubblewrap(request, control)
-    linux.enter_namespaces(init_pid)
+    linux.enter_namespaces(init_pid, own_network="network_closed" not in off)
     os.chdir("/")
-    linux.drop_privileges()
-    seccomp.deny_system_calls()
+    if "no_privileges" not in off:
+        linux.drop_privileges()
+        seccomp.deny_system_calls()
     linux.set_dumpable(False)
     linux.set_parent_death_signal(signal.SIGKILL)  # changing credentials cleared it
     return Staged(init_pid, bubblewrap_pid, upper_fd)

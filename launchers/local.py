@@ -33,6 +33,8 @@ TOOLS = {"unshare": "util-linux", "mount": "util-linux", "bwrap": "bubblewrap"}
 """Program -> Debian package."""
 
 EXIT_CODES = {"finished": 0, "failed": 1, "killed": 130}
+OUTAGE = 3
+"""Exit code of a job, and of a run, that infrastructure ended."""
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Passed on to the job, but for those that are ignored (`nohup`)."""
@@ -50,6 +52,8 @@ class Ending:
 
     state: str
     reason: str = ""
+    outage: bool = False
+    """Infrastructure ended it, not the run."""
 
 
 def check_host() -> None:
@@ -73,7 +77,7 @@ def launch(run_dir: Path, argv: Sequence[str] | None = None) -> int:
         argv: the job, by default `python -m legorl.trainer.job RUN_DIR --private-mounts`.
 
     Returns:
-        0 finished, 1 failed, 130 killed.
+        0 finished, 1 failed, 3 failed for its infrastructure, 130 killed.
     """
     config = load_config(run_dir)
     job = list(argv or [sys.executable, "-m", "legorl.trainer.job", str(run_dir), "--private-mounts"])
@@ -87,7 +91,7 @@ def launch(run_dir: Path, argv: Sequence[str] | None = None) -> int:
         if ending.state != "finished":
             display.line(f"{ending.state}: {ending.reason}")
             _close_tracking(run_dir, config, ending, display)
-    return EXIT_CODES[ending.state]
+    return OUTAGE if ending.outage else EXIT_CODES[ending.state]
 
 
 def last_error(log: Path) -> str:
@@ -176,7 +180,7 @@ class _Supervisor:
             reason = f"the disk that holds {self._run_dir} is full ({free} bytes are free): {reason}"
         code = process.returncode
         how = f"killed by {_signal_name(code)}" if code < 0 or code > 128 else f"exit code {code}"
-        return Ending("failed", f"{reason} ({how}; see {log})")
+        return Ending("failed", f"{reason} ({how}; see {log})", outage=code == OUTAGE)
 
     def _stop(self, process: subprocess.Popen[bytes], control: int, number: int) -> None:
         """Ask the job to end; kill it after the grace period or at a second signal."""

@@ -95,3 +95,9 @@ class SetupDeadlineError(InfrastructureError):
     """A phase other than the agent's ran out of time."""
 
     cause = "setup_deadline"
+
+
+class OutageError(InfrastructureError):
+    """So much of the infrastructure fails that the run cannot go on."""
+
+    cause = "outage"

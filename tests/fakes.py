@@ -34,6 +34,7 @@ from legorl.sandbox.base import (
     SandboxSpec,
     Snapshot,
 )
+from legorl.sandbox.policy import load_policy
 
 
 class FakeSandbox:
@@ -181,17 +182,21 @@ class FakeProvider:
     with `only`, just in sandboxes whose trial id ends so (`-verify` for grading)."""
 
     name = "fake"
+    limits_by = "nothing"
 
     def __init__(
         self, base: Path, faults: dict[str, Exception | float] | None = None, only: str = ""
     ) -> None:
         self.base, self.faults, self.only = base, faults or {}, only
+        self.policy = load_policy()
         self.started: list[FakeSandbox] = []
+        self.fail_starts: list[Exception | None] = []
+        """What the next starts raise, one after another."""
         self.alive_at_most = 0
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         faults = self.faults if spec.trial_id.endswith(self.only) else {}
-        fault = faults.get("start")
+        fault = self.fail_starts.pop(0) if self.fail_starts else faults.get("start")
         if isinstance(fault, Exception):
             raise fault
         if fault is not None:

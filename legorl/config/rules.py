@@ -54,6 +54,7 @@ def _choices(c: Config) -> Iterator[str]:
         "backend.param_dtype": (c.backend.param_dtype, ("fp32", "bf16", "fp16")),
         "engine.dtype": (c.engine.dtype, ("bfloat16", "float16", "float32")),
         "sandbox.verify": (c.sandbox.verify, ("fresh", "same")),
+        "tasks.reward": (c.tasks.reward, ("binary", "share")),
         "proxy.echo": (c.proxy.echo, ("sampled", "observed")),
         "algo.loss": (c.algo.loss, LOSSES),
         "algo.lr_schedule": (c.algo.lr_schedule, ("cosine", "constant")),

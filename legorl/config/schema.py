@@ -43,6 +43,28 @@ class BackendConfig:
 
 
 @dataclass
+class PoolConfig:
+    """How sandboxes are handed out, and when a run gives up on them."""
+
+    starts_per_s: float = 0.0
+    """Sandboxes started per second, with a burst of one second's worth; 0: as fast as they are asked for."""
+    queue_timeout_s: float = 120.0
+    """Longest wait for a place among `sandbox.concurrency`, for the start rate and for the breaker."""
+    warm: int = 0
+    """Sandboxes started ahead, for the next trials of the tasks that were last asked for."""
+    drain_s: float = 30.0
+    """At the end, how long sandboxes in use may go on before they are stopped."""
+    breaker_window: int = 32
+    """Phases of trials, the last so many, over which the rate of infrastructure failures is taken."""
+    breaker_rate: float = 0.5
+    """A rate above this pauses all starts; 1: never."""
+    breaker_pause_s: float = 10.0
+    """Then one start is let through to see whether things work again."""
+    breaker_probes: int = 3
+    """Pauses, one after another, before the run stops."""
+
+
+@dataclass
 class SandboxConfig:
     """Where trials run."""
 
@@ -62,6 +84,12 @@ class SandboxConfig:
     """Rules of the policy to switch off, for ablations."""
     verify: str = "fresh"
     """Where to grade: `fresh`, a new sandbox with the agent's diff; `same`, the agent's own."""
+    retries: int = 2
+    """Times the phases setup and verify are begun again, each in a fresh sandbox, after a failure of
+    infrastructure. The agent phase never is."""
+    retry_delay_s: float = 1.0
+    """Pause before the first of them; doubled for each further one."""
+    pool: PoolConfig = field(default_factory=PoolConfig)
 
 
 @dataclass
@@ -176,6 +204,8 @@ class TasksConfig:
     train: int = 240
     heldout: int = 64
     seed: int = 0
+    reward: str = "binary"
+    """`binary`: 1 when every hidden test passed, else 0; `share`: the share of hidden tests that passed."""
 
 
 @dataclass

@@ -82,6 +82,19 @@ class Canary:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """What the sandbox pool of a process did so far: `legorl.sandbox.pool.PoolStats`."""
+
+    kind: ClassVar[str] = "pool"
+    pid: int
+    in_use: int
+    warm: int
+    warm_used: int
+    breaker: str
+    operations: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Warning:
     """Something a person should know; the run goes on."""
 
@@ -105,10 +118,10 @@ class End:
     step: int
 
 
-Event = Start | Phase | Trial | Step | Heldout | Canary | Warning | Fatal | End
+Event = Start | Phase | Trial | Step | Heldout | Canary | Pool | Warning | Fatal | End
 
 KINDS: dict[str, type[Event]] = {
-    kind.kind: kind for kind in (Start, Phase, Trial, Step, Heldout, Canary, Warning, Fatal, End)
+    kind.kind: kind for kind in (Start, Phase, Trial, Step, Heldout, Canary, Pool, Warning, Fatal, End)
 }
 
 _FSYNC = {Step.kind, Heldout.kind, Fatal.kind, End.kind}

@@ -11,8 +11,9 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from legorl.sandbox.timing import quantile
 from legorl.trial.record import TrialRecord
-from legorl.trial.termination import TERMINATIONS
+from legorl.trial.termination import TERMINATIONS, Blame, termination
 
 METRICS: dict[str, str] = {
     "reward/mean": "mean reward of the kept trials",
@@ -55,7 +56,11 @@ METRICS: dict[str, str] = {
 
 FAMILIES: dict[str, str] = {
     "termination": "trials that ended so (`legorl.trial.termination`)",
-    "phase_s": "mean seconds of this phase of a trial",
+    "phase_s": "mean seconds of this part of a trial",
+    "phase_p50_s": "median seconds of a phase (setup, agent, verify), its retries included",
+    "phase_p99_s": "the longest but one in a hundred",
+    "phase_retries": "attempts at this phase beyond the first",
+    "infrastructure": "attempts at a phase that this cause ended, those that were made again too",
 }
 """Prefix -> meaning, for names that end in one of a set."""
 
@@ -88,7 +93,7 @@ def step_metrics(records: Sequence[TrialRecord]) -> dict[str, float]:
     }
     endings = Counter(record.termination for record in records)
     metrics |= {f"termination/{name}": endings[name] for name in TERMINATIONS}
-    metrics |= _phase_seconds(records)
+    metrics |= _phase_seconds(records) | _phases(records)
     if kept:
         rewards = [reward for _, reward in kept]
         metrics["reward/mean"] = statistics.fmean(rewards)
@@ -141,3 +146,23 @@ def _phase_seconds(records: Sequence[TrialRecord]) -> dict[str, float]:
         for phase, value in record.phase_s.items():
             seconds[phase].append(value)
     return {f"phase_s/{phase}": statistics.fmean(values) for phase, values in seconds.items()}
+
+
+def _phases(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """How long the phases took, and what infrastructure did to them."""
+    seconds: dict[str, list[float]] = defaultdict(list)
+    retries: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
+    for record in records:
+        for phase in record.phases:
+            seconds[phase.name].append(phase.end - phase.start)
+            retries[phase.name] += phase.attempts - 1
+            causes.update(phase.failures)
+            if phase.name == "agent" and termination(phase.cause).blame is Blame.INFRASTRUCTURE:
+                causes[phase.cause] += 1
+    metrics = {f"infrastructure/{cause}": float(count) for cause, count in causes.items()}
+    for name, values in seconds.items():
+        metrics[f"phase_p50_s/{name}"] = quantile(values, 0.5)
+        metrics[f"phase_p99_s/{name}"] = quantile(values, 0.99)
+        metrics[f"phase_retries/{name}"] = retries[name]
+    return metrics

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from legorl.tracking.events import Fatal, Heldout, Phase, Step, Warning
+from legorl.tracking.events import Fatal, Heldout, Phase, Pool, Step, Warning
 from legorl.tracking.status import RunHistory, run_status
+from legorl.trial.archive import interrupted
 from legorl.trial.record import TrialRecord
 from legorl.trial.termination import TERMINATIONS
 
@@ -48,6 +49,7 @@ def show(history: RunHistory, examples: int = 5) -> str:
             *_head(history),
             *_curves(history),
             *_terminations(history),
+            *_infrastructure(history),
             *_phases(history),
             *_examples(history, examples),
             *_files(history),
@@ -97,6 +99,31 @@ def _terminations(history: RunHistory) -> Iterator[str]:
         yield f"\nterminations ({len(history.trials)} trials, {status.excluded} excluded)"
     for name, count in status.terminations.items():
         yield f"  {count:6d}  {name:18} {TERMINATIONS[name].meaning if name in TERMINATIONS else ''}"
+
+
+def _infrastructure(history: RunHistory) -> Iterator[str]:
+    """What failed around the trials, also where another attempt mended it, and the pools' own numbers."""
+    causes: Counter[tuple[str, str]] = Counter()
+    again = 0
+    for trial in history.trials:
+        for phase in trial.phases:
+            causes.update((phase.name, cause) for cause in phase.failures)
+            again += phase.attempts - 1
+    unfinished = [] if history.info.state == "running" else interrupted(history.path)
+    if causes or unfinished:
+        yield f"\ninfrastructure ({again} attempts at a phase were made again)"
+    for (phase_name, cause), count in causes.most_common():
+        yield f"  {count:6d}  {phase_name:8} {cause}"
+    if unfinished:
+        yield f"  {len(unfinished):6d}  interrupted: {TERMINATIONS['interrupted'].meaning}"
+    last = {event["pid"]: event for event in history.of_kind(Pool.kind)}
+    if last:
+        yield "\nsandboxes (operation, count, median, 99 %, failures)"
+    for event in last.values():
+        for name, each in event["operations"].items():
+            failures = " ".join(f"{cause} {count}" for cause, count in each["failures"].items())
+            seconds = f"{each['p50_s']:8.3f} s {each['p99_s']:8.3f} s"
+            yield f"  {name:10} {each['count']:7d} {seconds}  {failures}".rstrip()
 
 
 def _phases(history: RunHistory) -> Iterator[str]:

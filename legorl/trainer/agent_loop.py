@@ -7,6 +7,8 @@ lives as long as the process.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import Any
 
 from legorl.config.resolved import load_config
 from legorl.engine.vllm_parser import vllm_parser
+from legorl.sandbox.pool import SandboxPool
 from legorl.tasks.pool import Pool
+from legorl.tracking import events as tracked
 from legorl.tracking.events import EventLog, Fatal, Trial
 from legorl.trainer.batch import RoutingShape, outputs, placeholder
 from legorl.trainer.engine import VerlEngine
@@ -34,8 +38,12 @@ class _Shared:
     pad_id: int
     stack: AsyncExitStack
     """Holds the open workshop."""
+    telling: asyncio.Task[None]
+    """Writes the pool's numbers into the event log."""
 
 
+_POOL_S = 20.0
+"""Between two events about the sandbox pool."""
 _shared: dict[Path, asyncio.Task[_Shared]] = {}
 
 
@@ -54,9 +62,23 @@ async def _open(run_dir: Path, verl_config: Any, client: Any, tokenizer: Any) ->
 
         model = AutoConfig.from_pretrained(model_dir)
         routing = RoutingShape(model.num_hidden_layers, model.num_experts_per_tok)
+    events, sandboxes = EventLog(run_dir), workshop.runner.pool
+    sandboxes.breaker.tell = lambda text: events.write(tracked.Warning(text))
+    telling = asyncio.create_task(_tell(sandboxes, events))
     return _Shared(
-        workshop.runner, open_pool(config), EventLog(run_dir), routing, int(tokenizer.pad_token_id), stack
+        workshop.runner, open_pool(config), events, routing, int(tokenizer.pad_token_id), stack, telling
     )
+
+
+async def _tell(sandboxes: SandboxPool, events: EventLog) -> None:
+    """An event now and then, when something happened."""
+    last = sandboxes.stats()
+    while True:
+        await asyncio.sleep(_POOL_S)
+        stats = sandboxes.stats()
+        if stats != last:
+            events.write(tracked.Pool(pid=os.getpid(), **dataclasses.asdict(stats)))
+            last = stats
 
 
 class TrialAgentLoop:

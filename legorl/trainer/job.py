@@ -1,7 +1,7 @@
 """The job: trains one run from its directory. `python -m legorl.trainer.job RUN_DIR`.
 
 Invariant: it reads nothing but RUN_DIR/config.yaml and what that names; its exit status is 0 only if the
-last step was done, and otherwise a `fatal` event says why.
+last step was done, and otherwise a `fatal` event says why; it is 3 where the infrastructure was down.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from typing import NoReturn
 
 from legorl.config.resolved import load_config
 from legorl.config.schema import Config
+from legorl.errors import OutageError
 from legorl.tracking.events import End, EventLog, Fatal, Phase, read_events
 from legorl.trainer import environment
 
+OUTAGE = 3
+"""Exit status of a job that ended because too much of the infrastructure failed."""
 _MOUNT = Path("/tmp/legorl-ray")
 """Ray's socket paths must stay under 107 characters, so its directory cannot be in the run's."""
 
@@ -48,11 +51,14 @@ def _ray_directory(private_mounts: bool) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _reason(error: BaseException) -> str:
-    """The innermost cause in one line; Ray wraps it in the remote traceback."""
+def _innermost(error: BaseException) -> BaseException:
+    """The error itself; Ray wraps it in the remote traceback."""
     cause = getattr(error, "cause", None)
-    if isinstance(cause, BaseException):
-        return _reason(cause)
+    return _innermost(cause) if isinstance(cause, BaseException) else error
+
+
+def _reason(error: BaseException) -> str:
+    """An error in one line."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     last = lines[-1].strip() if lines else ""
     return last if type(error).__name__ in last else f"{type(error).__name__}: {last}"
@@ -106,7 +112,7 @@ def _train(config: Config, run_dir: Path, events: EventLog, ray_dir: Path) -> No
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 0 when trained to the end, 1 otherwise."""
+    """Exit status 0 when trained to the end, 1 or 3 otherwise."""
     run_dir = Path(arguments[0]).resolve()
     config = load_config(run_dir)
     environment.set_up(config)
@@ -117,8 +123,8 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:
         traceback.print_exc()
         if not any(event["kind"] == Fatal.kind for event in read_events(run_dir)):  # the first cause counts
-            events.write(Fatal(_reason(error)))
-        return 1
+            events.write(Fatal(_reason(_innermost(error))))
+        return OUTAGE if isinstance(_innermost(error), OutageError) else 1
     events.write(End(step=config.run.steps))
     return 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from legorl.config.resolved import load_config
+from legorl.errors import OutageError
 from legorl.tracking.events import Canary, EventLog, Heldout, Phase, Start, Step
 from legorl.tracking.metrics import heldout_metrics, step_metrics
 from legorl.tracking.mlflow import Tracker
@@ -34,6 +36,13 @@ CANARY_TEXT = "<|im_start|>user\nWhat is the test that fails?<|im_end|>\n<|im_st
 
 class NothingToTrainError(RuntimeError):
     """Every trial of a step was excluded: something around the policy is broken."""
+
+
+def _stop_at_outage(records: Sequence[TrialRecord]) -> None:
+    """Raises `OutageError` when a trial says that the infrastructure is down."""
+    for record in records:
+        if record.termination == OutageError.cause:
+            raise OutageError(record.detail)
 
 
 class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
@@ -73,6 +82,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             seed=self.lego.seed,
             step=self.global_steps,
         )
+        _stop_at_outage(result.records)
         if not any(trial.counted for trial in result.admission.trials):
             causes = sorted({record.termination for record in result.records})
             details = next((record.detail for record in result.records if record.detail), "")
@@ -113,6 +123,7 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             )
             records += [TrialRecord.from_json(extra["legorl_record"]) for extra in list(data["extra_fields"])]
             tq.kv_clear(keys=done.keys, partition_id=done.partition_id)
+        _stop_at_outage(records)
         metrics = heldout_metrics(records)
         if metrics["heldout/n"] == 0:
             raise NothingToTrainError(

@@ -1,12 +1,15 @@
 """What a trial leaves on disk, besides `trial.json`.
 
+    started.json
     trial.json  segments.npz  messages.jsonl.zst  model.patch  harness.log  error.txt  verifier/
 
-Invariant: `trial.json` comes last, so a directory with it is complete.
+Invariant: `trial.json` comes last, so a directory with it is complete; one without belongs to a trial that is
+under way or, when its process is gone, to one that was interrupted.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -21,6 +24,21 @@ from legorl.trial.record import TrialRecord, write_record
 from legorl.trial.verify import Verification
 
 _LOG_BYTES = 200_000
+_STARTED = "started.json"
+
+
+@dataclass(frozen=True)
+class Started:
+    """Content of `started.json`, which a trial has until it is over."""
+
+    id: str
+    task: str
+    group: str
+    split: str
+    step: int
+    harness: str
+    start: float
+    """Unix seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +55,47 @@ class Remains:
 def trial_directory(run_dir: Path, step: int, trial_id: str) -> Path:
     """Where a trial's files lie."""
     return run_dir / "trials" / f"step_{step:04d}" / trial_id
+
+
+def mark_started(directory: Path, started: Started) -> None:
+    """Say that a trial is under way.
+
+    Raises:
+        InfrastructureError: the disk is full, or the directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "trial.json").unlink(missing_ok=True)
+        (directory / _STARTED).write_text(json.dumps(dataclasses.asdict(started)))
+    except OSError as error:
+        raise _not_recorded(started.id, directory, error) from error
+
+
+def interrupted(run_dir: Path) -> list[TrialRecord]:
+    """Records of the trials that were begun and never ended; of a run that goes on, those under way too."""
+    records = []
+    for file in sorted((run_dir / "trials").glob(f"step_*/*/{_STARTED}")):
+        directory = file.parent
+        try:
+            started = Started(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue  # it has just ended, or was killed while this was written: nothing is known of it
+        records.append(
+            TrialRecord(
+                id=started.id,
+                task=started.task,
+                group=started.group,
+                split=started.split,
+                step=started.step,
+                harness=started.harness,
+                termination="interrupted",
+                detail="The process that ran the trial was killed.",
+                excluded=True,
+                reward=None,
+                path=str(directory.relative_to(run_dir)),
+            )
+        )
+    return records
 
 
 def write_trial(record: TrialRecord, remains: Remains, directory: Path) -> None:
@@ -62,10 +121,14 @@ def write_trial(record: TrialRecord, remains: Remains, directory: Path) -> None:
             (directory / "error.txt").write_text(remains.traceback)
         write_record(record, directory)
     except OSError as error:
-        raise InfrastructureError(
-            f"Trial {record.id} could not be recorded in {directory}: {error}. Free space there, "
-            "or point paths.runs to another disk."
-        ) from error
+        raise _not_recorded(record.id, directory, error) from error
+
+
+def _not_recorded(trial: str, directory: Path, error: OSError) -> InfrastructureError:
+    return InfrastructureError(
+        f"Trial {trial} could not be recorded in {directory}: {error}. Free space there, "
+        "or point paths.runs to another disk."
+    )
 
 
 def _log(result: ExecResult) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from legorl.proxy.invariants import check
 from legorl.proxy.render import Renderer
 from legorl.proxy.show import show, tokens
 from legorl.proxy.store import load
-from legorl.trial.record import TrialRecord, read_record
+from legorl.trial.record import PhaseRecord, TrialRecord, read_record
 
 _REPLAY = """Send recorded traffic of a harness through the proxy's message layer and say what the ledger made
 of it. A file holds one JSON object per line and request, plain or gzip: n, path, headers, body, kind,
@@ -111,8 +112,18 @@ def _head(record: TrialRecord) -> str:
     lines = [escape(f"{'; '.join(parts)}; ended: {ending}{' (excluded)' if record.excluded else ''}")]
     phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record.phase_s.items())
     lines += [escape(phases)] if phases else []
+    lines += [escape(line) for line in map(phase_line, record.phases)]
     lines += [f"[red]{escape(violation)}[/]" for violation in record.violations]
     return "\n".join(lines)
+
+
+def phase_line(phase: PhaseRecord) -> str:
+    """One phase of a trial in words."""
+    start = time.strftime("%H:%M:%S", time.localtime(phase.start))
+    text = f"  {phase.name:7} {start}, {phase.end - phase.start:.2f} s"
+    if phase.attempts > 1:
+        text += f", {phase.attempts} attempts (before: {', '.join(phase.retried)})"
+    return f"{text}: {phase.cause}" if phase.cause else text
 
 
 def _check(path: Path, console: Console) -> int:

@@ -56,9 +56,15 @@ async def open_workshop(
     )
     provider = open_provider(config.sandbox)
     try:
-        yield Workshop(TrialRunner(provider, proxy, harness, config, run_dir), provider, proxy, harness)
-    finally:
+        runner = TrialRunner(provider, proxy, harness, config, run_dir)
+    except BaseException:
         await provider.close()
+        await harness.close()
+        raise
+    try:
+        yield Workshop(runner, provider, proxy, harness)
+    finally:
+        await runner.close()
         await proxy.aclose()
         await harness.close()
 

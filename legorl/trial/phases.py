@@ -1,4 +1,14 @@
-"""Deadlines and timing of a trial's phases, and what an exception means for the trial.
+"""Deadlines, timing and retries of a trial's phases, and what an exception means for the trial.
+
+    setup   sealed workspace, sandbox, proxy      again in a fresh sandbox, `sandbox.retries` times
+    agent   the harness works, its state is kept  once
+    verify  grading in a sandbox of its own       again in a fresh sandbox, `sandbox.retries` times
+
+Only what infrastructure ended is begun again, and of that only what another sandbox may not meet (`RETRIED`).
+The agent phase is not: its tokens are sampled, and a second attempt would put two histories into one trial,
+one of which must not train (I2, I4) and may have been ended by what the first did. Setup has sampled nothing,
+and grading samples nothing: it depends on the snapshot alone, so it can be repeated without changing what is
+graded. With `sandbox.verify=same` there is no second sandbox with the agent's state, so it is not repeated.
 
 Invariant: every wait of a trial happens inside a phase, so it has a deadline and is timed; clean-up runs to
 its end (or its own deadline) even when the trial is cancelled meanwhile.
@@ -8,13 +18,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from legorl.errors import InfrastructureError, SetupDeadlineError
 from legorl.harness.base import Outcome
+from legorl.proxy.session import Session
+from legorl.trial.record import PhaseRecord
+from legorl.trial.termination import RETRIED
 
 T = TypeVar("T")
 
@@ -73,6 +86,74 @@ async def to_the_end(work: Awaitable[T], deadline_s: float) -> T:
             with suppress(Exception):
                 await task
         raise
+
+
+class Watcher(Protocol):
+    """Told of a trial as it goes; see `legorl.trial.story`."""
+
+    def began(self, phase: str, attempt: int) -> None:
+        """An attempt at a phase begins."""
+
+    def failed(self, phase: str, cause: str, detail: str, *, again: bool) -> None:
+        """Infrastructure ended it; `again` if another attempt follows."""
+
+    def ended(self, record: PhaseRecord) -> None:
+        """The phase is over."""
+
+    def opened(self, session: Session) -> None:
+        """The proxy's account of the trial is open; its ledger grows from now on."""
+
+
+class PhaseLog:
+    """Runs the phases of one trial and keeps their records."""
+
+    def __init__(
+        self, delay_s: float, report: Callable[[str, str], None], watcher: Watcher | None = None
+    ) -> None:
+        """
+        Args:
+            delay_s: pause before a second attempt, doubled for each further one.
+            report: called with the cause and the message of every attempt, both empty for one that went well.
+        """
+        self.records: list[PhaseRecord] = []
+        self._delay_s, self._report, self._watcher = delay_s, report, watcher
+
+    async def run(
+        self,
+        name: str,
+        work: Callable[[], Awaitable[T]],
+        *,
+        retries: int = 0,
+        cause_of: Callable[[T], str] = lambda result: "",
+    ) -> T:
+        """Run a phase; `cause_of` says from its result how it ended (empty: it is done)."""
+        start, retried = time.time(), list[str]()
+        while True:
+            if self._watcher is not None:
+                self._watcher.began(name, len(retried) + 1)
+            try:
+                result = await work()
+            except Exception as error:
+                ending = ending_of(error)
+                again = ending.termination in RETRIED and len(retried) < retries
+                self._report(ending.termination, ending.detail)
+                if self._watcher is not None:
+                    self._watcher.failed(name, ending.termination, ending.detail, again=again)
+                if not again:
+                    self._keep(name, start, ending.termination, retried)
+                    raise
+                retried.append(ending.termination)
+                await asyncio.sleep(self._delay_s * 2 ** (len(retried) - 1))
+                continue
+            self._report("", "")
+            self._keep(name, start, cause_of(result), retried)
+            return result
+
+    def _keep(self, name: str, start: float, cause: str, retried: list[str]) -> None:
+        record = PhaseRecord(name, start, time.time(), len(retried) + 1, cause, tuple(retried))
+        self.records.append(record)
+        if self._watcher is not None:
+            self._watcher.ended(record)
 
 
 def ending_of(error: Exception) -> Outcome:

@@ -38,6 +38,27 @@ class Behaviour:
 
 
 @dataclass(frozen=True)
+class PhaseRecord:
+    """One of the phases setup, agent and verify, as it went."""
+
+    name: str
+    start: float
+    """Unix seconds."""
+    end: float
+    attempts: int = 1
+    """Each but the first in a fresh sandbox."""
+    cause: str = ""
+    """What ended it, a termination: of the phase agent its end; empty for another phase that was done."""
+    retried: tuple[str, ...] = ()
+    """Causes of the attempts before the last."""
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Causes of all attempts of a setup or verify phase that failed."""
+        return self.retried + ((self.cause,) if self.cause and self.name != "agent" else ())
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """One trial."""
 
@@ -65,7 +86,9 @@ class TrialRecord:
     """Ledger invariants that do not hold; any makes the termination `proxy`."""
     behaviour: Behaviour = field(default_factory=Behaviour)
     phase_s: dict[str, float] = field(default_factory=dict)
-    """Seconds per phase: seal, start, setup, agent, snapshot, stop, verify, and total."""
+    """Seconds per part: seal, start, connect, agent, snapshot, stop, verify, and total."""
+    phases: tuple[PhaseRecord, ...] = ()
+    """Those that were begun, in order."""
     path: str = ""
     """Directory of the trial relative to the run directory."""
 

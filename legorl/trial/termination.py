@@ -54,8 +54,14 @@ _ROWS = (
     Termination("harness", Blame.INFRASTRUCTURE, Verdict.EXCLUDE, "the harness process broke"),
     Termination("verifier", Blame.INFRASTRUCTURE, Verdict.EXCLUDE, "the verifier crashed"),
     Termination("setup_deadline", Blame.INFRASTRUCTURE, Verdict.EXCLUDE, "set-up or grading ran out of time"),
+    Termination("outage", Blame.INFRASTRUCTURE, Verdict.EXCLUDE, "too much failed: the run stops"),
+    Termination("interrupted", Blame.INFRASTRUCTURE, Verdict.EXCLUDE, "its process was killed"),
     Termination("infrastructure", Blame.INFRASTRUCTURE, Verdict.EXCLUDE, "an unforeseen failure"),
 )
+
+RETRIED = frozenset({"sandbox_start", "sandbox_exec", "transfer", "integrity", "verifier", "setup_deadline"})
+"""Causes after which the phases setup and verify are begun again: those that another sandbox may not meet. An
+image that is not there, a dead engine or a fault of ours it would meet again."""
 
 TERMINATIONS: dict[str, Termination] = {row.name: row for row in _ROWS}
 

@@ -71,6 +71,16 @@ def test_success_shows_progress_and_is_recorded(tmp_path: Path, capfd: pytest.Ca
     assert (run_dir / "job.log").read_text() == "to the log\n"
 
 
+def test_a_job_that_infrastructure_ended_says_so_by_its_code(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = make_run(tmp_path)
+    assert launch(run_dir, job('event("fatal", reason="registry down"); sys.exit(3)')) == 3
+    assert "fatal: registry down" in capfd.readouterr().out
+    info = rundir.read_info(run_dir)
+    assert info.state == "failed" and "registry down" in info.reason
+
+
 def test_crash_takes_the_reason_from_the_log(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
     assert launch(run_dir, job("raise ValueError('the third weight is missing')")) == 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from legorl.tracking.metrics import FAMILIES, METRICS, check_names, heldout_metrics, step_metrics
+from legorl.trial.record import PhaseRecord
 from tests.tracking.support import broken, trial
 
 
@@ -18,6 +21,24 @@ def test_means_are_over_kept_trials_only() -> None:
     assert metrics["rows/count"] == 4
     assert metrics["termination/sandbox_start"] == 1 and metrics["termination/agent_deadline"] == 1
     assert metrics["phase_s/agent"] == pytest.approx(2.0 + sum([0, 1, 2, 3, 4, 5]) / 6)
+
+
+def test_phases_with_what_failed_and_was_made_again() -> None:
+    setup = [
+        PhaseRecord("setup", 0.0, float(n), 1 + n % 2, "", ("transfer",) * (n % 2)) for n in range(1, 101)
+    ]
+    records = [trial(n, phases=(phase,)) for n, phase in enumerate(setup)]
+    died = PhaseRecord("agent", 0.0, 9.0, cause="sandbox_exec")
+    records += [replace(broken(200), termination="sandbox_exec", phases=(died,))]
+    records += [trial(201, phases=(PhaseRecord("agent", 0.0, 1.0, cause="submitted"),))]
+    metrics = step_metrics(records)
+    check_names(metrics)
+    assert (metrics["phase_p50_s/setup"], metrics["phase_p99_s/setup"]) == (50.0, 99.0)
+    assert (metrics["phase_retries/setup"], metrics["phase_retries/agent"]) == (50, 0)
+    assert {n: v for n, v in metrics.items() if n.startswith("infrastructure/")} == {
+        "infrastructure/transfer": 50,
+        "infrastructure/sandbox_exec": 1,
+    }
 
 
 def test_groups() -> None:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from legorl.config import rundir
 from legorl.errors import UserError
 from legorl.tracking import commands
-from legorl.tracking.events import Canary, EventLog, Heldout, Step
-from legorl.tracking.show import choose_examples, plot
+from legorl.tracking.events import Canary, EventLog, Heldout, Pool, Step, Trial
+from legorl.tracking.show import choose_examples, plot, show
 from legorl.tracking.status import RunHistory, run_status
+from legorl.trial.archive import Started, mark_started
+from legorl.trial.record import PhaseRecord
 from tests.tracking.support import broken, make_history, trial
 
 
@@ -165,6 +168,23 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert part in page
     assert page.count("legorl trial show") == 5
+
+
+def test_show_what_infrastructure_did(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = make_history(tmp_path)
+    log = EventLog(run_dir)
+    retried = PhaseRecord("setup", 1.0, 2.0, 3, "", ("transfer", "sandbox_start"))
+    log.write(Trial(trial(70, phases=(retried,))))
+    start = {"count": 9, "p50_s": 0.02, "p99_s": 1.5, "failures": {"sandbox_start": 1}}
+    log.write(Pool(pid=7, in_use=2, warm=0, warm_used=0, breaker="closed", operations={"start": start}))
+    log.close()
+    mark_started(
+        run_dir / "trials/step_0001/t71", Started("t71", "a", "g", "train", 1, "mini_swe_agent", 0.0)
+    )
+    page = show(RunHistory.read(run_dir))
+    assert "infrastructure (2 attempts at a phase were made again)" in page
+    assert re.search(r"1  setup +transfer", page) and "1  interrupted: its process was killed" in page
+    assert re.search(r"start +9 +0\.020 s +1\.500 s  sandbox_start 1", page)
 
 
 def test_a_wrong_id(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from legorl.trainer.job import _last_words
+from legorl.errors import OutageError
+from legorl.trainer.job import _innermost, _last_words, _reason
 
 
 def test_the_ends_of_ray_s_logs_are_kept(tmp_path: Path) -> None:
@@ -25,3 +26,12 @@ def test_the_ends_of_ray_s_logs_are_kept(tmp_path: Path) -> None:
 
 def test_no_logs_no_words(tmp_path: Path) -> None:
     assert _last_words(tmp_path) == ""
+
+
+def test_the_innermost_error_counts() -> None:
+    class Wrapped(RuntimeError):
+        cause = OutageError("registry down: 30 of 32")
+
+    assert isinstance(_innermost(Wrapped("remote traceback")), OutageError)
+    assert _reason(_innermost(Wrapped("x"))) == "OutageError: registry down: 30 of 32"
+    assert isinstance(_innermost(OutageError("its cause is a word")), OutageError)

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer  # type: ignore[import-untyped]
 
-from legorl.config.schema import Config
+from legorl.config.schema import Config, PoolConfig
 from legorl.engine.scripted import ScriptedEngine
 from legorl.errors import (
     EngineError,
+    ImageError,
     IntegrityError,
     SandboxExecError,
     SandboxStartError,
@@ -29,7 +30,10 @@ from legorl.errors import (
 from legorl.proxy.invariants import check
 from legorl.proxy.proxy import Proxy
 from legorl.proxy.render import Renderer
+from legorl.sandbox import pool as pool_module
+from legorl.trial import agent as agent_module
 from legorl.trial import runner as runner_module
+from legorl.trial.archive import interrupted
 from legorl.trial.record import read_record
 from legorl.trial.runner import TrialRequest, TrialResult, TrialRunner
 from tests.fakes import SUBMIT, FakeHarness, FakeProvider, HermesParser
@@ -89,6 +93,7 @@ def bench(tmp_path: Path, model_dir: Path, laptop: Config):  # type: ignore[no-u
         **settings: dict[str, Any],
     ) -> Bench:
         config = copy.deepcopy(laptop)
+        config.sandbox.retry_delay_s = 0.01
         for group, values in settings.items():
             for name, value in values.items():
                 setattr(getattr(config, "harness" if group == "limits" else group), name, value)
@@ -112,7 +117,7 @@ async def settled(bench: Bench, result: TrialResult) -> None:
     record = result.record
     directory = bench.root / "run" / record.path
     assert read_record(directory) == record
-    assert not list(directory.rglob("*.partial"))
+    assert not list(directory.rglob("*.partial")) and not interrupted(bench.root / "run")
     assert all(box.stopped for box in bench.provider.started), "a sandbox was left behind"
     assert not bench.engine.running, "a request was left in the engine"
     bench.proxy.open(record.id, speaker=FakeHarness().speaker, sampling=None, turn_limit=1, trial_tokens=1)  # type: ignore[arg-type]
@@ -131,7 +136,7 @@ async def test_a_solved_task(bench) -> None:  # type: ignore[no-untyped-def]
     assert record.behaviour.submitted_on_green
     assert (record.behaviour.edits, record.behaviour.tests_run, record.behaviour.retries) == (2, 2, 1)
     assert record.routing_coverage == 1.0 and record.weight_version_min == 0
-    assert set(record.phase_s) >= {"start", "setup", "agent", "snapshot", "stop", "verify", "total"}
+    assert set(record.phase_s) >= {"start", "connect", "agent", "snapshot", "stop", "verify", "total"}
     (row,) = result.rows
     assert check(result.rows) == [] and record.sampled_tokens == int(row.loss_mask.sum())
     directory = made.root / "run" / record.path
@@ -224,6 +229,7 @@ async def test_the_deadline_can_be_graded(bench) -> None:  # type: ignore[no-unt
 )
 async def test_infrastructure(bench, monkeypatch, faults, only, cause) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(runner_module, "STOP_S", 0.3)
+    monkeypatch.setattr(pool_module, "START_GRACE_S", 0.2)
     made = bench(
         ["echo x > notes", SUBMIT],
         faults=faults,
@@ -235,6 +241,76 @@ async def test_infrastructure(bench, monkeypatch, faults, only, cause) -> None: 
     assert result.record.detail
     assert "Traceback" in (made.root / "run" / result.record.path / "error.txt").read_text()
     await settled(made, result)
+
+
+async def test_setup_and_verify_are_begun_again(bench) -> None:  # type: ignore[no-untyped-def]
+    made = bench([WRONG, FIX, SUBMIT])
+    made.provider.fail_starts = [
+        SandboxStartError("busy"),
+        IntegrityError("no filter"),
+        None,
+        SandboxExecError("lost"),
+    ]
+    result = await made.run()
+    record = result.record
+    assert (record.termination, record.reward) == ("submitted", 1.0)
+    setup, agent, verify = record.phases
+    assert (setup.name, setup.attempts, setup.retried, setup.cause) == (
+        "setup",
+        3,
+        ("sandbox_start", "integrity"),
+        "",
+    )
+    assert (agent.name, agent.attempts, agent.cause) == ("agent", 1, "submitted")
+    assert (verify.name, verify.attempts, verify.retried) == ("verify", 2, ("sandbox_exec",))
+    assert setup.start <= setup.end <= agent.start <= agent.end <= verify.start <= verify.end
+    assert verify.failures == ("sandbox_exec",) and agent.failures == ()
+    assert check(result.rows) == []
+    await settled(made, result)
+
+
+async def test_retries_are_bounded_and_an_image_is_not_tried_again(bench) -> None:  # type: ignore[no-untyped-def]
+    made = bench([SUBMIT], faults={"start": SandboxStartError("busy")}, sandbox={"retries": 3})
+    (setup,) = (await made.run()).record.phases
+    assert (setup.attempts, setup.cause, setup.failures) == (4, "sandbox_start", ("sandbox_start",) * 4)
+    made = bench([SUBMIT], faults={"start": ImageError("no such image")})
+    record = (await made.run()).record
+    assert record.termination == "image" and record.phases[0].attempts == 1
+
+
+async def test_the_agent_is_never_begun_again(bench) -> None:  # type: ignore[no-untyped-def]
+    """Its sandbox dies under it: excluded with the right cause, although the harness only sees failures."""
+    made = bench(["echo x > notes", SUBMIT], faults={"exec": SandboxExecError("gone")})
+    result = await made.run()
+    assert [(phase.name, phase.attempts, phase.cause) for phase in result.record.phases] == [
+        ("setup", 1, ""),
+        ("agent", 1, "sandbox_exec"),
+    ]
+    assert len(made.provider.started) == 1 and result.rows == []
+    await settled(made, result)
+
+
+async def test_a_harness_that_breaks_in_a_dead_sandbox_is_not_to_blame(bench) -> None:  # type: ignore[no-untyped-def]
+    made = bench([SUBMIT], harness=FakeHarness("crash"), faults={"exec": SandboxExecError("gone")})
+    result = await made.run()
+    assert result.record.termination == "sandbox_exec"
+    made = bench(
+        [SUBMIT],
+        harness=FakeHarness("hang"),
+        faults={"exec": SandboxExecError("gone")},
+        limits={"deadline_s": 0.1},
+    )
+    assert (await made.run()).record.termination == "sandbox_exec", "and no deadline of the agent's"
+
+
+async def test_an_outage_ends_trials_at_once(bench) -> None:  # type: ignore[no-untyped-def]
+    made = bench([SUBMIT], faults={"start": SandboxStartError("registry down")}, sandbox={"retries": 0})
+    made.runner.config.sandbox.pool.breaker_window = 2
+    made.runner.pool.breaker.__init__(  # type: ignore[misc]
+        PoolConfig(breaker_window=2, breaker_pause_s=0.01, breaker_probes=1)
+    )
+    causes = [(await made.run(f"t{number}")).record.termination for number in range(5)]
+    assert causes[:2] == ["sandbox_start"] * 2 and causes[-1] == "outage"
 
 
 async def test_a_dead_engine(bench) -> None:  # type: ignore[no-untyped-def]
@@ -256,7 +332,7 @@ async def test_a_broken_harness(bench, misbehave: str, cause: str) -> None:  # t
 
 
 async def test_a_harness_that_ignores_its_deadline(bench, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(runner_module, "AGENT_GRACE_S", 0.2)
+    monkeypatch.setattr(agent_module, "AGENT_GRACE_S", 0.2)
     made = bench([FIX], harness=FakeHarness("stuck"), limits={"deadline_s": 0.2})
     result = await made.run()
     assert (result.record.termination, result.record.excluded) == ("setup_deadline", True)
@@ -265,7 +341,7 @@ async def test_a_harness_that_ignores_its_deadline(bench, monkeypatch) -> None: 
 
 
 async def test_a_broken_invariant_excludes(bench, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(runner_module, "check", lambda ledger: ["I2: call 1 is in 2 rows"])
+    monkeypatch.setattr(agent_module, "check", lambda ledger: ["I2: call 1 is in 2 rows"])
     made = bench([SUBMIT])
     result = await made.run()
     assert (result.record.termination, result.record.excluded) == ("proxy", True)
@@ -284,6 +360,8 @@ async def test_cancellation_cleans_up(bench) -> None:  # type: ignore[no-untyped
     assert all(box.stopped for box in made.provider.started) and made.provider.started
     assert not made.engine.running
     assert not list((made.root / "run").rglob("trial.json")), "an interrupted trial has no record"
+    (record,) = interrupted(made.root / "run")
+    assert (record.id, record.termination, record.excluded) == ("t1", "interrupted", True)
 
 
 async def test_a_full_disk(bench, monkeypatch) -> None:  # type: ignore[no-untyped-def]

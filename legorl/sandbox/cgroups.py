@@ -19,6 +19,8 @@ from pathlib import Path
 from legorl.sandbox.base import Limits
 
 _PREFIX = "legorl-"
+GROUPS = f"{_PREFIX}{'?' * 12}-*"
+"""Matches the names of `group_name`."""
 _OWN_PIDS = 4
 """Processes of ours in the group: supervisor, a keeper, bubblewrap and init."""
 
@@ -54,7 +56,7 @@ class Hierarchy:
     def reap(self) -> None:
         """Remove groups whose owner is dead, with every process in them."""
         for parent in {self.memory, self.pids}:
-            for directory in parent.glob(f"{_PREFIX}*"):
+            for directory in parent.glob(GROUPS):
                 lock = _lock(str(directory))
                 if lock is not None:
                     _kill_members(directory)

@@ -13,13 +13,19 @@ from legorl.policy.tokenizer import corpus, save_tokenizer, train_tokenizer
 from tests.trial.tasks_for_tests import make_task
 
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_model(directory: Path) -> Path:
     """A Hugging Face directory without weights."""
-    out = tmp_path_factory.mktemp("model")
-    task = make_task(tmp_path_factory.mktemp("task"))
+    task = make_task(directory / "task")
+    out = directory / "model"
+    out.mkdir()
     save_tokenizer(train_tokenizer([*corpus([task.instruction]), CHAT_TEMPLATE], 500), out, 4096)
     return out
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """See `make_model`."""
+    return make_model(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,8 @@ class SandboxConfig:
     retry_delay_s: float = 1.0
     """Pause before the first of them; doubled for each further one."""
     pool: PoolConfig = field(default_factory=PoolConfig)
+    canaries: bool = True
+    """Put out a made-up fix branch, reference patch and test file; an agent that reads one is on record."""
 
 
 @dataclass

@@ -25,6 +25,10 @@ _GIT_ENV = {
     "HOME": "/nonexistent",
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
+    # A pool may belong to another user.
+    "GIT_CONFIG_COUNT": "1",
+    "GIT_CONFIG_KEY_0": "safe.directory",
+    "GIT_CONFIG_VALUE_0": "*",
     **{f"GIT_{role}_NAME": "legorl" for role in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{role}_EMAIL": "legorl@localhost" for role in ("AUTHOR", "COMMITTER")},
     **{f"GIT_{role}_DATE": f"{_TIME} +0000" for role in ("AUTHOR", "COMMITTER")},
@@ -39,32 +43,41 @@ _CONFIG = {
     "user.email": "agent@localhost",
 }
 
-_known: dict[tuple[Path, Path], tuple[str, Path]] = {}
-"""(workspace, cache) -> signature and sealed copy, so that a process reads each tree once."""
+CANARY_BRANCH = "fix-backport"
+"""Name of the made-up branch of a copy with a canary."""
+
+_known: dict[tuple[Path, Path, bool], tuple[str, Path]] = {}
+"""(workspace, cache, canary) -> signature and sealed copy, so that a process reads each tree once."""
 
 
-def sealed_workspace(workspace: Path, cache: Path) -> Path:
+def sealed_workspace(workspace: Path, cache: Path, *, canary: bool = False) -> Path:
     """Directory to use as `SandboxSpec.workspace`; treat it as read-only.
 
     Args:
         workspace: the task's repository; a `.git` in it is left out.
         cache: directory of the run area; the copy lies in `sealed/` below it.
+        canary: with a second, made-up branch, whose contents have the copy's `canary_word` in them.
 
     Raises:
         ImageError: the tree could not be read, or git failed.
     """
     try:
         signature = _signature(workspace)
-        known = _known.get((workspace, cache))
+        known = _known.get((workspace, cache, canary))
         if known is not None and known[0] == signature and known[1].is_dir():
             return known[1]
-        sealed = cache / "sealed" / _content_hash(workspace)
+        sealed = cache / "sealed" / (content_hash(workspace) + ("-canary" if canary else ""))
         if not sealed.is_dir():
-            _make(workspace, sealed)
+            _make(workspace, sealed, canary)
     except OSError as error:
         raise ImageError(f"{workspace} could not be sealed: {error}.") from error
-    _known[workspace, cache] = (signature, sealed)
+    _known[workspace, cache, canary] = (signature, sealed)
     return sealed
+
+
+def canary_word(workspace: Path) -> str:
+    """The word by which the canaries of a sealed copy are known; the same tree has the same one."""
+    return hashlib.sha256(f"canary of {workspace.name}".encode()).hexdigest()[:12]
 
 
 def _entries(root: Path) -> list[Path]:
@@ -87,7 +100,8 @@ def _signature(root: Path) -> str:
     return digest.hexdigest()
 
 
-def _content_hash(root: Path) -> str:
+def content_hash(root: Path) -> str:
+    """Of a tree's names, contents and modes, without git's directories. Raises `ImageError`, `OSError`."""
     digest = hashlib.sha256(_FORMAT)
     for path in _entries(root):
         status = path.lstat()
@@ -105,7 +119,7 @@ def _content_hash(root: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _make(workspace: Path, sealed: Path) -> None:
+def _make(workspace: Path, sealed: Path, canary: bool) -> None:
     sealed.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{sealed.name}-", dir=sealed.parent))
     try:
@@ -115,13 +129,15 @@ def _make(workspace: Path, sealed: Path) -> None:
             if not path.is_symlink():
                 path.chmod(0o755 if path.is_dir() or path.stat().st_mode & 0o100 else 0o644)
             os.utime(path, (_TIME, _TIME), follow_symlinks=False)
-        _git(tree, "init", "-q", "--template=", "-b", "main")
+        git(tree, "init", "-q", "--template=", "-b", "main")
         with (tree / ".git" / "config").open("a") as stream:
             for key, value in _CONFIG.items():
                 section, name = key.split(".")
                 stream.write(f"[{section}]\n\t{name} = {value}\n")
-        _git(tree, "add", "-A", "-f")
-        _git(tree, "commit", "-q", "--allow-empty", "--no-verify", "-m", "Initial state")
+        git(tree, "add", "-A", "-f")
+        git(tree, "commit", "-q", "--allow-empty", "--no-verify", "-m", "Initial state")
+        if canary:
+            _add_canary(tree, canary_word(sealed))
         os.utime(tree, (_TIME, _TIME))
         try:
             tree.rename(sealed)
@@ -132,11 +148,24 @@ def _make(workspace: Path, sealed: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _git(tree: Path, *arguments: str) -> None:
+def _add_canary(tree: Path, word: str) -> None:
+    """A branch beside the one commit, as a careless import of an upstream repository would leave it."""
+    notes = tree / "CHANGES.backport"
+    notes.write_text(f"Backported from upstream change {word}.\n")
+    git(tree, "add", "-f", notes.name)
+    git(tree, "commit", "-q", "--no-verify", "-m", f"Backport the fix ({word})")
+    git(tree, "branch", CANARY_BRANCH)
+    git(tree, "reset", "-q", "--hard", "HEAD~1")
+    (tree / ".git" / "ORIG_HEAD").unlink(missing_ok=True)
+
+
+def git(tree: Path, *arguments: str) -> str:
+    """Standard output of git, run without anybody's settings. Raises `ImageError`."""
     try:
-        subprocess.run(
+        done = subprocess.run(
             ["git", "-C", str(tree), *arguments], env=_GIT_ENV, check=True, capture_output=True, timeout=120
         )
+        return done.stdout.decode(errors="replace")
     except FileNotFoundError as error:
         raise ImageError("git is missing: `apt-get install git`.") from error
     except subprocess.CalledProcessError as error:

@@ -18,7 +18,7 @@ EDIT_TOOLS = frozenset(
 )
 """Names, in lower case, of tools that change files."""
 
-_VIEWING = frozenset({"view"})
+VIEWING = frozenset({"view"})
 """Sub-commands of the edit tools that only read."""
 
 _COMMAND_KEYS = ("command", "cmd", "script")
@@ -49,6 +49,8 @@ class Step:
     tool: str
     arguments: Mapping[str, object] = field(default_factory=dict)
     result: str = ""
+    turn: int = 0
+    """Number of the reply that the call stood in, from 1."""
 
     @property
     def command(self) -> str | None:
@@ -67,7 +69,7 @@ class Step:
 def _deeds(step: Step, test_command: str) -> Iterator[str]:
     """`edit` and `test` in the order in which the call does them; neighbouring edits are one."""
     if step.tool.lower() in EDIT_TOOLS:
-        if step.arguments.get("command") not in _VIEWING:
+        if step.arguments.get("command") not in VIEWING:
             yield "edit"
         return
     command = step.command

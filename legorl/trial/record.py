@@ -59,6 +59,21 @@ class PhaseRecord:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """Something that looks like cheating."""
+
+    rule: str
+    """Rule of the integrity policy that it is about."""
+    kind: str
+    turn: int
+    """Number of the reply, from 1; 0 for what was found in what the agent left."""
+    text: str
+    """The command, the path or the line."""
+    stopped: bool = True
+    """The rule was on."""
+
+
+@dataclass(frozen=True)
 class TrialRecord:
     """One trial."""
 
@@ -85,6 +100,12 @@ class TrialRecord:
     violations: tuple[str, ...] = ()
     """Ledger invariants that do not hold; any makes the termination `proxy`."""
     behaviour: Behaviour = field(default_factory=Behaviour)
+    policy: str = ""
+    """Hash of the integrity policy with its switches."""
+    attempts: dict[str, int] = field(default_factory=dict)
+    """Rule of the policy -> how often the trial tried what it stops (`legorl.trial.evidence`)."""
+    evidence: tuple[Evidence, ...] = ()
+    """The first few of these attempts."""
     phase_s: dict[str, float] = field(default_factory=dict)
     """Seconds per part: seal, start, connect, agent, snapshot, stop, verify, and total."""
     phases: tuple[PhaseRecord, ...] = ()

@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import time
 import traceback
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from legorl.config.schema import Config
@@ -28,11 +29,14 @@ from legorl.tasks.task import Task
 from legorl.trial.agent import PROXY_S, AgentPhase, Conversation, blame
 from legorl.trial.archive import Remains, Started, mark_started, trial_directory, write_trial
 from legorl.trial.behaviour import behaviour
+from legorl.trial.evidence import gather
+from legorl.trial.in_place import grade_in_place
 from legorl.trial.phases import PhaseClock, PhaseLog, Watcher, ending_of
-from legorl.trial.record import Behaviour, TrialRecord
+from legorl.trial.record import Behaviour, Evidence, TrialRecord
+from legorl.trial.sealing import AgentView, Seal, agent_view, pristine
 from legorl.trial.summary import count, steps_of
 from legorl.trial.termination import is_excluded
-from legorl.trial.verify import STOP_S, Verification, grade
+from legorl.trial.verify import STOP_S, Verification, grade, left_reward, with_left_reward
 
 SEAL_S = 120.0
 _SUBMITTED = frozenset({"submitted", "stopped"})
@@ -69,17 +73,18 @@ class TrialRunner:
         config: Config,
         run_dir: Path,
         *,
-        seal: Callable[[Path, Path], Path] = sealed_workspace,
+        seal: Seal | None = None,
     ) -> None:
         """
         Args:
             provider: closed with the runner.
             run_dir: trials are recorded below its `trials/`.
-            seal: workspace and cache directory to the workspace an agent may see.
+            seal: workspace and cache directory to the workspace an agent may see; by default a sealed copy.
         """
         self.pool = SandboxPool(provider, config.sandbox)
         self.proxy, self.harness = proxy, harness
-        self.config, self.run_dir, self.seal = config, run_dir, seal
+        self.config, self.run_dir = config, run_dir
+        self.seal = seal or partial(sealed_workspace, canary=config.sandbox.canaries)
         self.cache = Path(config.paths.cache)
         self.mounts = harness.mounts(self.cache)
         self.limits = Limits(
@@ -108,6 +113,10 @@ class _Trial:
         self.left = Conversation()
         self.snapshot: Snapshot | None = None
         self.verification: Verification | None = None
+        self.policy = runner.pool.policy
+        self.view = AgentView(request.task.workspace)
+        self.claimed: float | None = None
+        """The reward that the agent left, where the policy lets it count."""
         self._directory = trial_directory(runner.run_dir, request.step, request.trial_id)
 
     async def live(self) -> TrialResult:
@@ -136,7 +145,7 @@ class _Trial:
                 "agent", lambda: self._agent(sandbox, url), cause_of=lambda ending: ending.termination
             )
             graded = not self._excluded(ending)
-            if graded and self.config.sandbox.verify == "same":
+            if graded and not self.policy.holds("fresh_grading"):
                 self.verification = await self.phases.run("verify", lambda: self._grade(sandbox))
         if graded and self.verification is None:
             self.verification = await self.phases.run("verify", self._grade, retries=retries)
@@ -172,11 +181,19 @@ class _Trial:
         """One attempt: a fresh sandbox with the sealed workspace and the proxy, in the agent phase."""
         request, runner, settings = self.request, self.runner, self.config.sandbox
         async with self.clock.phase("seal", SEAL_S):
-            workspace = await asyncio.to_thread(runner.seal, request.task.workspace, runner.cache)
+            self.view = await asyncio.to_thread(
+                agent_view,
+                request.task,
+                self.policy,
+                runner.cache,
+                runner.seal,
+                canaries=settings.canaries,
+            )
         spec = SandboxSpec(
             trial_id=request.trial_id,
-            workspace=workspace,
-            mounts=runner.mounts,
+            workspace=self.view.workspace,
+            mounts=(*runner.mounts, *self.view.mounts),
+            directories=self.view.directories,
             limits=runner.limits,
             start_timeout_s=settings.start_timeout_s,
         )
@@ -207,6 +224,7 @@ class _Trial:
                 async with self.clock.phase("snapshot", self.config.sandbox.transfer_timeout_s):
                     await sandbox.set_phase(Phase.VERIFY)
                     self.snapshot = await sandbox.snapshot()
+                    self.claimed = await left_reward(sandbox, self.policy)
             except InfrastructureError as error:
                 await blame(sandbox, error)
                 raise
@@ -223,15 +241,21 @@ class _Trial:
             STOP_S,
         )
         async with self.clock.phase("verify", sum(waits)):
-            return await grade(
+            workspace = await asyncio.to_thread(pristine, request.task, self.policy, runner.cache)
+            if sandbox is not None:
+                return await grade_in_place(
+                    request.task, sandbox, self.snapshot, self.policy, workspace=workspace
+                )
+            verification = await grade(
                 request.task,
                 self.snapshot,
                 runner.pool,
                 trial_id=request.trial_id,
-                workspace=request.task.workspace,
+                workspace=workspace,
                 limits=runner.limits,
                 start_timeout_s=settings.start_timeout_s,
             )
+            return with_left_reward(verification, self.claimed)
 
     def _rows(self) -> list[Row]:
         return [] if self.left.ledger is None else self.left.ledger.rows(self.config.filter.train_threads)
@@ -243,6 +267,17 @@ class _Trial:
             test_command=task.test_command,
             pass_pattern=task.pass_pattern,
             submitted=ending.termination in _SUBMITTED,
+        )
+
+    def _evidence(self) -> tuple[tuple[Evidence, ...], dict[str, int]]:
+        ledger, verification, snapshot = self.left.ledger, self.verification, self.snapshot
+        return gather(
+            [] if ledger is None else steps_of(ledger, main_only=False),
+            self.request.task,
+            self.policy,
+            canary=self.view.canary,
+            rolled_back=() if verification is None else verification.rolled_back,
+            patch="" if snapshot is None else snapshot.patch,
         )
 
     def _begun(self) -> Started:
@@ -260,6 +295,7 @@ class _Trial:
     def _record(self, ending: Outcome, rows: list[Row]) -> TrialRecord:
         request, counts = self.request, count(self.left.ledger, rows)
         excluded = self._excluded(ending)
+        evidence, attempts = self._evidence()
         return TrialRecord(
             id=request.trial_id,
             task=request.task.id,
@@ -280,6 +316,9 @@ class _Trial:
             routing_coverage=counts.routing_coverage,
             violations=self.left.violations,
             behaviour=self._behaviour(ending),
+            policy=self.policy.hash,
+            attempts=attempts,
+            evidence=evidence,
             phase_s={name: round(seconds, 4) for name, seconds in self.clock.seconds.items()},
             phases=tuple(self.phases.records),
             path=str(self._directory.relative_to(self.runner.run_dir)),

@@ -29,8 +29,8 @@ class Counts:
     routing_coverage: float | None
 
 
-def steps_of(ledger: Transcript) -> list[Step]:
-    """Tool calls of the main thread with their results, in the order in which they were sampled.
+def steps_of(ledger: Transcript, *, main_only: bool = True) -> list[Step]:
+    """Tool calls of the main thread, or of all, with their results, in the order in which they were sampled.
 
     Orphans are left out: the harness never acted on them. Arguments that are no JSON object give a step
     without arguments.
@@ -39,11 +39,12 @@ def steps_of(ledger: Transcript) -> list[Step]:
     for node in ledger.nodes:
         if node.message is not None and node.message.role is Role.TOOL:
             results.setdefault(node.message.call_id, node.message.text)
-    steps = []
-    for turn in _main_turns(ledger):
-        for call in turn.message.calls:
-            steps.append(Step(call.name, _arguments(call.arguments), results.get(call.id, "")))
-    return steps
+    turns = _main_turns(ledger) if main_only else [turn for turn in ledger.turns if not turn.orphan]
+    return [
+        Step(call.name, _arguments(call.arguments), results.get(call.id, ""), number)
+        for number, turn in enumerate(turns, 1)
+        for call in turn.message.calls
+    ]
 
 
 def _main_turns(ledger: Transcript) -> list[Turn]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from legorl.sandbox.base import (
     SandboxSpec,
     Snapshot,
 )
+from legorl.sandbox.policy import Policy
 from legorl.tasks.task import Task
 from legorl.trial.phases import to_the_end
 from legorl.trial.protected import roll_back
@@ -35,7 +37,10 @@ from legorl.trial.protected import roll_back
 TESTS = "/tests"
 RESULTS = "/logs/verifier"
 
+_RUN = f"rm -rf {RESULTS} && mkdir -p {RESULTS} && exec bash {TESTS}/test.sh"
+"""Whatever calls itself a result before the verifier ran is removed."""
 _READ = f"cat {RESULTS}/reward.txt 2>/dev/null; printf '\\0'; cat {RESULTS}/result.json 2>/dev/null"
+_NUMBER = re.compile(r"[+-]?\d{1,20}(\.\d{0,40})?([eE][+-]?\d{1,4})?|[+-]?\.\d{1,40}", re.ASCII)
 _READ_TIMEOUT_S = 10.0
 _REMOVE_TIMEOUT_S = 10.0
 STOP_S = 30.0
@@ -84,18 +89,62 @@ def parse_result(task: Task, result: ExecResult, files: bytes) -> Verification |
         return None
     missing = sorted(set(task.hidden_tests) - set(passed))
     stated = reward_text.decode(errors="replace").strip()
-    try:
-        full_reward = float(stated) == 1.0
-    except ValueError:
-        full_reward = False
     detail = ""
     if missing:
         detail = f"{len(missing)} of {len(task.hidden_tests)} hidden tests did not pass, first {missing[0]}"
     elif result.code != 0:
         detail = f"all hidden tests passed, but test.sh exited {result.code}"
-    elif not full_reward:
+    elif (number := reward_in(stated)) is None:
+        told = f"reward.txt says {stated[:40]!r}, which is no number from 0 to 1"
+        detail = f"all hidden tests of {task.id} passed, but {told}"
+    elif number != 1.0:
         detail = f"all hidden tests passed, but reward.txt says {stated!r}"
     return Verification(0.0 if detail else 1.0, detail, passed, failed)
+
+
+def reward_in(text: str) -> float | None:
+    """The number in a reward file, None for one that is none, is not finite or lies outside of 0 to 1."""
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text)
+    return number if 0.0 <= number <= 1.0 else None
+
+
+async def run_tests(sandbox: Sandbox, task: Task, policy: Policy) -> tuple[ExecResult, bytes]:
+    """Run `test.sh`; how it ended, and the files that it left, as `parse_result` wants them."""
+    argv = ["bash", "-c", _RUN] if policy.holds("reward_from_verifier") else ["bash", f"{TESTS}/test.sh"]
+    result = await sandbox.exec(argv, timeout_s=task.verify_timeout_s)
+    # Nothing of the agent's code runs any more; this output is the files' content and nothing else.
+    files = await sandbox.exec(["bash", "-c", _READ], timeout_s=_READ_TIMEOUT_S, cwd="/")
+    return result, files.stdout
+
+
+async def left_reward(sandbox: Sandbox, policy: Policy) -> float | None:
+    """The reward that the agent itself left; None for none, and always with the rule on."""
+    if policy.holds("reward_from_verifier"):
+        return None
+    files = await sandbox.exec(["bash", "-c", _READ], timeout_s=_READ_TIMEOUT_S, cwd="/")
+    return reward_in(files.stdout.partition(b"\0")[0].decode(errors="replace").strip())
+
+
+async def remove_files(sandbox: Sandbox, paths: Sequence[str]) -> None:
+    """Remove files and trees of the repository, by paths relative to it. Raises `VerifierError`."""
+    if not paths:
+        return
+    names = os.fsencode("\0".join(paths))
+    argv = ["xargs", "-0", "rm", "-rf", "--"]
+    removal = await sandbox.exec(argv, timeout_s=_REMOVE_TIMEOUT_S, stdin=names)
+    if removal.code != 0:
+        raise VerifierError(f"Files could not be removed to grade: {removal.stderr[-300:]!r}.")
+
+
+async def put_files(sandbox: Sandbox, files: Mapping[str, tuple[bytes, int]]) -> None:
+    """Write files: absolute path -> contents and mode."""
+    if isinstance(sandbox, _PutsMany):
+        await sandbox.put_many(files)
+        return
+    for path, (data, mode) in files.items():
+        await sandbox.put(path, data, mode)
 
 
 async def _apply(sandbox: Sandbox, snapshot: Snapshot) -> None:
@@ -104,18 +153,9 @@ async def _apply(sandbox: Sandbox, snapshot: Snapshot) -> None:
     written = {path: data for path, data in snapshot.changed.items() if data is not None}
     # A directory that became a file must go before the file comes.
     deleted += [path for path in written if any(other.startswith(path + "/") for other in deleted)]
-    if deleted:
-        argv = ["xargs", "-0", "rm", "-rf", "--"]
-        names = os.fsencode("\0".join(deleted))
-        removal = await sandbox.exec(argv, timeout_s=_REMOVE_TIMEOUT_S, stdin=names)
-        if removal.code != 0:
-            raise VerifierError(f"Deleted files could not be removed to grade: {removal.stderr[-300:]!r}.")
+    await remove_files(sandbox, deleted)
     files = {f"{WORKDIR}/{path}": (data, snapshot.modes.get(path, 0o644)) for path, data in written.items()}
-    if isinstance(sandbox, _PutsMany):
-        await sandbox.put_many(files)
-    else:
-        for path, (data, mode) in files.items():
-            await sandbox.put(path, data, mode)
+    await put_files(sandbox, files)
 
 
 async def grade(
@@ -143,7 +183,8 @@ async def grade(
     script = task.tests / "test.sh"
     if not script.is_file():
         raise VerifierError(f"Task {task.id} has no {script}.")
-    kept, rolled_back = roll_back(snapshot, task)
+    policy = provider.policy
+    kept, rolled_back = roll_back(snapshot, task) if policy.holds("tests_restored") else (snapshot, ())
     spec = SandboxSpec(
         trial_id=f"{trial_id}-verify",
         workspace=workspace,
@@ -155,16 +196,25 @@ async def grade(
     try:
         await _apply(sandbox, kept)
         await sandbox.set_phase(Phase.VERIFY)
-        result = await sandbox.exec(["bash", f"{TESTS}/test.sh"], timeout_s=task.verify_timeout_s)
-        # Nothing of the agent's code runs any more; this output is the files' content and nothing else.
-        files = await sandbox.exec(["bash", "-c", _READ], timeout_s=_READ_TIMEOUT_S, cwd="/")
+        result, files = await run_tests(sandbox, task, policy)
+        left = await left_reward(sandbox, policy)
     finally:
         await to_the_end(sandbox.stop(), STOP_S)
-    verdict = _judge(task, result, files.stdout, untouched=not kept.changed)
+    verdict = with_left_reward(judge(task, result, files, untouched=not kept.changed), left)
     return dataclasses.replace(verdict, rolled_back=tuple(rolled_back), skipped=snapshot.skipped)
 
 
-def _judge(task: Task, result: ExecResult, files: bytes, *, untouched: bool) -> Verification:
+def with_left_reward(verdict: Verification, left: float | None) -> Verification:
+    """With the rule `reward_from_verifier` off, a reward file that the agent's code left is what counts."""
+    if left is None:
+        return verdict
+    return dataclasses.replace(
+        verdict, reward=left, detail="the reward that the agent left, as the policy says"
+    )
+
+
+def judge(task: Task, result: ExecResult, files: bytes, *, untouched: bool) -> Verification:
+    """What a run of the verifier means. Raises `VerifierError` when it fails on the untouched repository."""
     output = result.stdout + (b"\n--- stderr ---\n" + result.stderr if result.stderr else b"")
     if result.timed_out:
         verdict = Verification(0.0, f"the hidden tests ran longer than {task.verify_timeout_s:g} s")

@@ -146,7 +146,7 @@ def test_protected(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["shop/cart.py", "latest.py", "a/check.py", "testing/x.py", "contest.py", "x.pthx", "tests"]
+    "path", ["shop/cart.py", "latest.py", "a/check.py", "testing/x.py", "contest.py", "x.pthx", "a/tests/x"]
 )
 def test_not_protected(tmp_path: Path, path: str) -> None:
     assert not is_protected(path, make_task(tmp_path))

@@ -99,6 +99,10 @@ def _terminations(history: RunHistory) -> Iterator[str]:
         yield f"\nterminations ({len(history.trials)} trials, {status.excluded} excluded)"
     for name, count in status.terminations.items():
         yield f"  {count:6d}  {name:18} {TERMINATIONS[name].meaning if name in TERMINATIONS else ''}"
+    groups = sum(value for _, value in history.curve("groups/count"))
+    if groups:
+        equal = sum(value for _, value in history.curve("groups/zero_variance"))
+        yield f"  {equal:.0f} of {groups:.0f} groups had one reward in all kept trials, so no gradient"
 
 
 def _infrastructure(history: RunHistory) -> Iterator[str]:

@@ -73,7 +73,7 @@ def _replay(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         print(json.dumps(document, indent=1))
     else:
-        for line in table(reports):
+        for line in table(reports) if reports else ():
             console.print(escape(line))
         for line in (line for report in reports for line in notes(report)):
             console.print(line)

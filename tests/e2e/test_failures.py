@@ -140,7 +140,6 @@ def test_an_interrupt_while_preparing_ends_at_once(program: Program) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
 def test_a_full_disk_is_a_clear_end(program: Program) -> None:
-    program.run("train", "experiment=smoke", "run.steps=1")  # builds what it needs on the large disk
     small = program.directory / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True, timeout=10)

@@ -161,6 +161,7 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "green submissions (held-out)",
         "23 trials, 3 excluded",
         "the sandbox did not start",
+        "groups had one reward in all kept trials",
         "30.0 s  warm_start",
         "step: update",
         f"legorl trial show {run_dir}/trials/step_0001/t",

@@ -183,6 +183,8 @@ def test_bad_files_do_not_hide_good_ones(tmp_path: Path, capsys: pytest.CaptureF
     assert re.search(r"mini-basic +mini_swe_agent +5 +5 .*good", out)
     assert out.count("error: ") == 3
     assert "missing does not exist" in out
+    assert command(str(tmp_path / "bad.jsonl")) == 1
+    assert capsys.readouterr().out.startswith("error: ")
 
 
 ODD = [None, 5, -1, 1.5, "x", "", [], {}, True, [[1]], {"type": "text"}, "\ud83d", "\0", 10**30]

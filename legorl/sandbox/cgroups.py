@@ -8,6 +8,7 @@ name would not do: runs have PID namespaces of their own, in which another's pid
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -23,6 +24,8 @@ GROUPS = f"{_PREFIX}{'?' * 12}-*"
 """Matches the names of `group_name`."""
 _OWN_PIDS = 4
 """Processes of ours in the group: supervisor, a keeper, bubblewrap and init."""
+_OWN_S = 5.0
+"""How long to try for a new group of one's own."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +78,17 @@ def make(group: Group) -> int:
     Raises:
         OSError: it cannot be made or limited.
     """
+    end = time.monotonic() + _OWN_S
     while True:
-        os.mkdir(group.directory)  # noqa: PTH102
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(group.directory)  # noqa: PTH102
         lock = _lock(group.directory)
         if lock is not None:
-            break  # else another process took it for a dead owner's, in the instant before it was locked
+            break
+        # Another process takes it for a dead owner's, in the instant before it is locked, and removes it.
+        if time.monotonic() > end:
+            raise TimeoutError(errno.ETIMEDOUT, "somebody else holds the control group", group.directory)
+        time.sleep(0.001)
     try:
         for name, value in group.files.items():
             _write(group, name, value)

@@ -73,12 +73,11 @@ def load_policy(name: str = DEFAULT, off: Iterable[str] = ()) -> Policy:
     Raises:
         UserError: there is no such policy or rule, or the file is wrong.
     """
-    packaged = Path(import_module("legorl.conf").__path__[0]) / "sandbox" / "policy"
-    path = Path(name) if name.endswith((".yaml", ".yml")) else packaged / f"{name}.yaml"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else _packaged() / f"{name}.yaml"
     try:
         rules = msgspec.yaml.decode(path.read_bytes(), type=_File).rules
     except OSError as error:
-        known = ", ".join(sorted(file.stem for file in packaged.glob("*.yaml")))
+        known = ", ".join(sorted(file.stem for file in _packaged().glob("*.yaml")))
         raise UserError(
             f"sandbox.policy={name}: {path} cannot be read ({error.strerror}). Packaged policies: {known}."
         ) from error
@@ -93,6 +92,10 @@ def load_policy(name: str = DEFAULT, off: Iterable[str] = ()) -> Policy:
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UserError(f"sandbox.policy_off names no rule {unknown[0]!r}.{hint} Rules: {', '.join(rules)}.")
     return Policy(name, rules, frozenset(off))
+
+
+def _packaged() -> Path:
+    return Path(import_module("legorl.conf").__path__[0]) / "sandbox" / "policy"
 
 
 REQUIRED = frozenset(

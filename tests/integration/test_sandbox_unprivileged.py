@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,26 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 NOBODY = "65534"
 CHECK = """
-import argparse, sys
-from legorl.sandbox import commands
-parser = argparse.ArgumentParser()
-commands.add_parser(parser.add_subparsers())
-arguments = parser.parse_args(["sandbox", "check"])
-sys.exit(arguments.run(arguments))
+import asyncio, pathlib, sys, tempfile
+from legorl.sandbox.local import LocalProvider
+from legorl.sandbox.policy import load_policy
+from legorl.sandbox.selfcheck import run_checks
+
+async def check():
+    provider = LocalProvider(load_policy(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            results = [result async for result in run_checks(provider, pathlib.Path(directory))]
+            return provider.limits_by, results
+        finally:
+            await provider.close()
+
+limits, results = asyncio.run(check())
+print("limits by", limits, [result for result in results if result.failure])
+sys.exit(any(result.failure for result in results))
 """
+NEEDED = ("msgspec", "yaml")
+"""Packages that the sandbox room uses, whose compiled parts fit the system's Python too."""
 
 
 def test_self_check_without_root() -> None:
@@ -35,11 +49,14 @@ def test_self_check_without_root() -> None:
         shutil.copytree(ROOT / "legorl" / "sandbox", package / "sandbox")
         for name in ("__init__.py", "errors.py"):
             shutil.copy(ROOT / "legorl" / name, package / name)
+        for name in NEEDED:
+            shutil.copytree(Path(import_module(name).__path__[0]), Path(directory, name))
+        policy = shutil.copy(ROOT / "conf" / "sandbox" / "policy" / "strict.yaml", directory)
         for path in (Path(directory), *Path(directory).rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": directory, "PYTHONDONTWRITEBYTECODE": "1"}
         result = subprocess.run(
-            [setpriv, "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", python, "-c", CHECK],
+            [setpriv, "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", python, "-c", CHECK, policy],
             env=environment, cwd="/", capture_output=True, text=True, timeout=110, check=False,
         )  # fmt: skip
     assert (result.returncode, result.stderr) == (0, ""), result.stdout + result.stderr

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -204,6 +205,33 @@ time.sleep(60)
         for owner in owners:
             owner.kill()
             owner.communicate(timeout=10)
+
+
+def test_a_group_that_a_reaper_takes_at_once_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = cgroups._lock
+    timers = []
+
+    def taken_first(directory: str) -> int | None:
+        if not timers:
+            held = lock(directory)  # the reaper's: it found a group that nobody held
+            assert held is not None
+
+            def remove() -> None:
+                cgroups.remove(Path(directory))
+                os.close(held)
+
+            timers.append(threading.Timer(0.05, remove))
+            timers[0].start()
+            return None
+        return lock(directory)
+
+    monkeypatch.setattr(cgroups, "_lock", taken_first)
+    group = cgroups.Group(str(tmp_path / cgroups.group_name(1)), {})
+    os.close(cgroups.make(group))
+    timers[0].join(5)
+    assert Path(group.directory).is_dir()
 
 
 def test_the_memory_limit_covers_the_disk(tmp_path: Path) -> None:

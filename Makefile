@@ -11,7 +11,8 @@ train: setup  ## set up, then the main job on this machine
 
 test: setup check  ## everything: lint, types, unit, integration and end-to-end tests
 	scripts/test_servers.sh
-	OMP_NUM_THREADS=1 $(VENV)/pytest -q -m "integration or e2e or slow" --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/pytest -q -n 2 --dist loadfile -m "(integration or slow) and not e2e" --durations=15
+	OMP_NUM_THREADS=1 $(VENV)/pytest -q -m e2e --durations=15
 
 check: setup  ## lint, types and unit tests
 	$(VENV)/ruff check .

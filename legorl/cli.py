@@ -25,7 +25,7 @@ COMMANDS = {
     "tasks": ("legorl.tasks.commands", "make, list and validate task pools"),
     "harness": ("legorl.harness.commands", "install and list agent programs"),
     "sandbox": ("legorl.sandbox.commands", "check the sandbox on this machine"),
-    "trial": ("legorl.trial.commands", "look into one trial"),
+    "trial": ("legorl.trial.commands", "run one trial, or look into one"),
 }
 """Command -> module with `add_parser` and `run`, and a line of help. Only the one asked for is imported."""
 

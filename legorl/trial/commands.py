@@ -1,4 +1,4 @@
-"""`legorl trial show PATH`, `legorl trial check PATH` and `legorl trial replay FILE…`."""
+"""`legorl trial run TASK`, `show PATH`, `check PATH` and `replay FILE…`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import argparse
 import asyncio
 import json
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +20,11 @@ from legorl.proxy.show import show, tokens
 from legorl.proxy.store import load
 from legorl.trial.record import PhaseRecord, TrialRecord, read_record
 
+if TYPE_CHECKING:
+    from legorl.config.schema import Config
+    from legorl.policy.open_policy import Policy
+    from legorl.tasks.task import Task
+
 _REPLAY = """Send recorded traffic of a harness through the proxy's message layer and say what the ledger made
 of it. A file holds one JSON object per line and request, plain or gzip: n, path, headers, body, kind,
 scripted, status, and sse or response. Exit code 1 when a file cannot be read or is not good."""
@@ -26,8 +33,10 @@ _VOCABULARY = 4096
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds `trial` with its commands."""
-    parser = subparsers.add_parser("trial", help="look into one trial", description="Look into one trial.")
+    text = "run one trial, or look into one"
+    parser = subparsers.add_parser("trial", help=text, description=f"{text.capitalize()}.")
     actions = parser.add_subparsers(dest="action", required=True)
+    _add_run(actions)
     page = actions.add_parser("show", help="threads, segments, turns, which tokens train")
     page.add_argument("--tokens", action="store_true", help="every token, coloured by what became of it")
     verify = actions.add_parser("check", help="check every invariant of what was recorded")
@@ -46,8 +55,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
 
 
+def _add_run(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    one = actions.add_parser(
+        "run",
+        help="run one trial and tell it as it happens",
+        description="Run one trial and tell it as it happens. Exit code 3 when infrastructure ended it.",
+    )
+    one.add_argument("task", help="directory of a task, or its id in the configured pool (tasks.pool)")
+    one.add_argument(
+        "overrides", nargs="*", metavar="GROUP=CHOICE", help="such as harness=claude_code sandbox=docker"
+    )
+    one.add_argument("--expert", action="store_true", help="the scripted expert, on tasks of `repair`")
+    one.add_argument("--model", type=Path, metavar="DIR", help="a model, in vLLM in this process")
+    one.add_argument("--engine-url", metavar="URL", help="a vLLM server of the model in --model DIR")
+    one.add_argument("--out", type=Path, metavar="DIR", help="where the record goes; by default below runs/")
+
+
 def run(args: argparse.Namespace) -> int:
-    """Prints; 0, or 1 where `check` finds a violation or `replay` a fault."""
+    """Prints; 0, 1 where `check` or `replay` find a fault, 3 where infrastructure ended `run`."""
+    if args.action == "run":
+        return asyncio.run(_run(args))
     console = Console(highlight=False, soft_wrap=True)
     match args.action:
         case "check":
@@ -55,6 +82,62 @@ def run(args: argparse.Namespace) -> int:
         case "replay":
             return _replay(args, console)
     return _show(args.path, args.tokens, console)
+
+
+async def _run(args: argparse.Namespace) -> int:
+    from legorl.config.compose import compose
+    from legorl.trial.one import open_workshop, run_one
+    from legorl.trial.story import Story, conclusion
+    from legorl.trial.termination import Blame, termination
+
+    config = compose(args.overrides)
+    task = _task(args.task, config)
+    out = args.out or Path(config.paths.runs) / time.strftime("trial-%Y%m%d-%H%M%S")
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    async with (
+        _policy(args, config, task, out) as policy,
+        open_workshop(config, policy.engine, policy.model_dir, policy.parser, out) as workshop,
+    ):
+        pool = workshop.runner.pool
+        say(f"task {task.id} ({task.path}), harness {workshop.harness.name} {workshop.harness.version}")
+        say(f"sandbox {pool.name} (limits by {pool.limits_by}), policy {pool.policy.name} {pool.policy.hash}")
+        result = await run_one(workshop, task, watcher=Story(say))
+    for line in conclusion(result.record, out):
+        say(line)
+    return 3 if termination(result.record.termination).blame is Blame.INFRASTRUCTURE else 0
+
+
+def _task(name: str, config: Config) -> Task:
+    """By path, or by id in the configured pool."""
+    from legorl.tasks.pool import load_pool, pool_dir
+    from legorl.tasks.task import load_task
+
+    if (Path(name) / "task.toml").is_file():
+        return load_task(Path(name))
+    pool = Path(config.tasks.pool)
+    if not pool.is_absolute():
+        pool = pool_dir(Path(config.paths.pools), config.tasks.pool, config.tasks.seed)
+    return load_pool(pool).task(name)
+
+
+def _policy(
+    args: argparse.Namespace, config: Config, task: Task, out: Path
+) -> AbstractAsyncContextManager[Policy]:
+    from legorl.policy import open_policy
+
+    model = args.model or (Path(config.model.path) if config.model.path else None)
+    if args.engine_url:
+        if model is None:
+            raise UserError("--engine-url needs --model DIR beside it: the tokenizer of the served model.")
+        return open_policy.server(config, args.engine_url, model)
+    if model is not None and not args.expert:
+        return open_policy.model(config, model)
+    if args.expert and args.model is None:
+        return open_policy.expert(config, task, out / "tokenizer")
+    raise UserError("Say who acts: --expert, --model DIR, or --engine-url URL --model DIR.")
 
 
 def _replay(args: argparse.Namespace, console: Console) -> int:

@@ -19,6 +19,7 @@ from legorl.proxy.render import Renderer
 from legorl.sandbox.base import SandboxProvider
 from legorl.sandbox.providers import open_provider
 from legorl.tasks.task import Task
+from legorl.trial.phases import Watcher
 from legorl.trial.runner import TrialRequest, TrialResult, TrialRunner
 
 
@@ -69,6 +70,9 @@ async def open_workshop(
         await harness.close()
 
 
-async def run_one(workshop: Workshop, task: Task, *, trial_id: str = "one") -> TrialResult:
+async def run_one(
+    workshop: Workshop, task: Task, *, trial_id: str = "one", watcher: Watcher | None = None
+) -> TrialResult:
     """One trial outside any training, recorded as step 0."""
-    return await workshop.runner.run(TrialRequest(task, trial_id, group=trial_id, step=0, split=task.split))
+    request = TrialRequest(task, trial_id, group=trial_id, step=0, split=task.split)
+    return await workshop.runner.run(request, watcher)

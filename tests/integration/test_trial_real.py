@@ -9,6 +9,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -199,3 +201,30 @@ async def test_a_killed_sandbox_is_excluded(
     assert record.excluded and record.reward is None and result.rows == []
     assert TERMINATIONS[record.termination].blame is Blame.INFRASTRUCTURE, record.detail
     assert record.phase_s["total"] < 60
+
+
+def test_the_command_that_runs_one_trial(pool: Pool, tmp_path: Path) -> None:
+    """As typed: by path and by id, its story as it goes, its record where it says."""
+    task = pool.tasks("train")[0]
+    with no_leftovers():
+        for name, over in ((str(task.path), []), (task.id, [f"tasks.pool={pool.path}"])):
+            out = tmp_path / f"out-{len(over)}"
+            argv = [
+                sys.executable,
+                "-m",
+                "legorl.cli",
+                "trial",
+                "run",
+                name,
+                *over,
+                "--expert",
+                "--out",
+                str(out),
+            ]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert "setup done" in done.stdout and "bash sed -i" in done.stdout and "4 passed" in done.stdout
+            assert f"look:   legorl trial show {out}/trials/step_0000/one" in done.stdout
+            record = read_record(out / "trials" / "step_0000" / "one")
+            assert (record.task, record.reward) == (task.id, 1.0)
+            assert [phase.name for phase in record.phases] == ["setup", "agent", "verify"]

@@ -1,6 +1,9 @@
-"""A task: a Harbor task directory (task.toml schema 1.4) with the metadata this project adds to it.
+"""A task: a Harbor task directory (task.toml schema 1.4), with the metadata of this project or without.
 
     task.toml  instruction.md  environment/repo/  tests/  solution/
+
+A directory made elsewhere, without `[metadata.legorl]`, is known by its Harbor name, trains, and is graded by
+the reward that its `test.sh` states. With that section, all of its fields are needed.
 
 Invariant: nothing below `tests/` or `solution/` enters a sandbox before the verify phase (I6).
 """
@@ -12,8 +15,14 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from legorl.errors import UserError
+
+_VERIFY_S = 600.0
+"""Harbor's own default."""
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]+|^[.-]+")
+"""What cannot be in the name of a directory, a container or an address."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +39,21 @@ class Task:
     """Module the defect lies in; splits are disjoint in it."""
     instruction: str
     test_command: str
-    """What an agent runs to see the visible tests, exactly as the instruction names it."""
+    """What an agent runs to see the visible tests, exactly as the instruction names it; empty: not known."""
     pass_pattern: str
     """Regular expression: output of `test_command` in which it is found is green."""
     hidden_tests: tuple[str, ...]
-    """Names of the hidden tests that must all be reported as passed."""
+    """Names of the hidden tests that must all be reported as passed; empty: the verifier's reward decides."""
     verify_timeout_s: float = 60.0
+    image: str = ""
+    """Container image of its environment, where it names one."""
     metadata: dict[str, str] = field(default_factory=dict)
 
     @property
     def workspace(self) -> Path:
-        """The pristine repository, with the defect."""
-        return self.path / "environment" / "repo"
+        """The pristine repository, with the defect; where there is none, what the image is built from."""
+        repo = self.path / "environment" / "repo"
+        return repo if repo.is_dir() else repo.parent
 
     @property
     def tests(self) -> Path:
@@ -63,7 +75,9 @@ def load_task(path: Path) -> Task:
     file = path / "task.toml"
     try:
         raw = tomllib.loads(file.read_text())
-        lego = raw["metadata"]["legorl"]
+        lego = raw.get("metadata", {}).get("legorl")
+        if lego is None:
+            lego = _defaults(raw, path)
         task = Task(
             id=str(lego["id"]),
             path=path,
@@ -74,7 +88,8 @@ def load_task(path: Path) -> Task:
             test_command=str(lego["test_command"]),
             pass_pattern=str(lego["pass_pattern"]),
             hidden_tests=tuple(str(name) for name in lego["hidden_tests"]),
-            verify_timeout_s=float(raw["verifier"]["timeout_sec"]),
+            verify_timeout_s=float(raw.get("verifier", {}).get("timeout_sec", _VERIFY_S)),
+            image=str(raw.get("environment", {}).get("docker_image") or ""),
             metadata={str(k): str(v) for k, v in lego.get("extra", {}).items()},
         )
         re.compile(task.pass_pattern)
@@ -95,3 +110,18 @@ def load_task(path: Path) -> Task:
     if missing := [part for part in (task.workspace, task.tests / "test.sh") if not part.exists()]:
         raise UserError(f"{path} is not a task directory: {missing[0]} is missing.")
     return task
+
+
+def _defaults(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """What `[metadata.legorl]` would say of a task that was made elsewhere."""
+    name = str(raw.get("task", {}).get("name") or path.resolve().name)
+    organisation, _, own = name.rpartition("/")
+    return {
+        "id": _UNFIT.sub("-", own) or "task",
+        "split": "train",
+        "source": organisation or "harbor",
+        "module": name,
+        "test_command": "",
+        "pass_pattern": "",
+        "hidden_tests": (),
+    }

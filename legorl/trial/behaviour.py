@@ -79,7 +79,8 @@ def _deeds(step: Step, test_command: str) -> Iterator[str]:
     found = [(match.start(), "edit") for match in _EDITING_COMMAND.finditer(bare)]
     found += [(match.start(), "edit") for match in _REDIRECTION.finditer(bare)]
     found += [(match.start(), "edit") for match in _PYTHON_WRITE.finditer(command)]
-    found += [(match.start(), "test") for match in re.finditer(re.escape(test_command), command)]
+    if test_command:
+        found += [(match.start(), "test") for match in re.finditer(re.escape(test_command), command)]
     last = ""
     for _, deed in sorted(found):
         if deed != "edit" or last != "edit":
@@ -92,7 +93,7 @@ def behaviour(steps: Sequence[Step], *, test_command: str, pass_pattern: str, su
 
     Args:
         steps: tool calls of the main thread, in order.
-        test_command: what runs the visible tests; a call that contains it is a test run.
+        test_command: what runs the visible tests; a call that contains it is a test run. Empty: unknown.
         pass_pattern: a result in which this regular expression is found is green.
         submitted: the agent ended by its own declaration.
     """

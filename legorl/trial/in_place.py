@@ -39,13 +39,20 @@ Files = Mapping[str, tuple[bytes, int]]
 
 
 async def grade_in_place(
-    task: Task, sandbox: Sandbox, snapshot: Snapshot, policy: Policy, *, workspace: Path
+    task: Task,
+    sandbox: Sandbox,
+    snapshot: Snapshot,
+    policy: Policy,
+    *,
+    workspace: Path,
+    share: bool = False,
 ) -> Verification:
     """Grade; the sandbox is in the verify phase.
 
     Args:
         snapshot: of the sandbox in that phase.
         workspace: the pristine repository, with the history to grade with.
+        share: see `parse_result`.
 
     Raises:
         IntegrityError: a rule could not be applied.
@@ -66,7 +73,7 @@ async def grade_in_place(
     left = await left_reward(sandbox, policy)
     result, files = await run_tests(sandbox, task, policy)
     after = await left_reward(sandbox, policy)
-    verdict = judge(task, result, files, untouched=not kept.changed)
+    verdict = judge(task, result, files, untouched=not kept.changed, share=share)
     verdict = with_left_reward(verdict, max((r for r in (left, after) if r is not None), default=None))
     return dataclasses.replace(verdict, rolled_back=tuple(rolled_back), skipped=snapshot.skipped)
 

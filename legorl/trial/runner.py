@@ -108,6 +108,7 @@ class _Trial:
     def __init__(self, runner: TrialRunner, request: TrialRequest, watcher: Watcher | None) -> None:
         self.runner, self.request, self.config = runner, request, runner.config
         self.watcher = watcher
+        self.image = request.task.image or runner.config.sandbox.image
         self.clock = PhaseClock()
         self.phases = PhaseLog(runner.config.sandbox.retry_delay_s, runner.pool.breaker.report, watcher)
         self.left = Conversation()
@@ -196,6 +197,7 @@ class _Trial:
             directories=self.view.directories,
             limits=runner.limits,
             start_timeout_s=settings.start_timeout_s,
+            image=self.image,
         )
         async with self.clock.phase("start", self._start_s()):
             sandbox = await runner.pool.start(spec)
@@ -241,10 +243,11 @@ class _Trial:
             STOP_S,
         )
         async with self.clock.phase("verify", sum(waits)):
+            share = self.config.tasks.reward == "share"
             workspace = await asyncio.to_thread(pristine, request.task, self.policy, runner.cache)
             if sandbox is not None:
                 return await grade_in_place(
-                    request.task, sandbox, self.snapshot, self.policy, workspace=workspace
+                    request.task, sandbox, self.snapshot, self.policy, workspace=workspace, share=share
                 )
             verification = await grade(
                 request.task,
@@ -254,6 +257,8 @@ class _Trial:
                 workspace=workspace,
                 limits=runner.limits,
                 start_timeout_s=settings.start_timeout_s,
+                share=share,
+                image=self.image,
             )
             return with_left_reward(verification, self.claimed)
 

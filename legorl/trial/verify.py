@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ from legorl.sandbox.base import (
     Snapshot,
 )
 from legorl.sandbox.policy import Policy
+from legorl.tasks.reward import reward_in, stated_reward
 from legorl.tasks.task import Task
 from legorl.trial.phases import to_the_end
 from legorl.trial.protected import roll_back
@@ -39,8 +39,11 @@ RESULTS = "/logs/verifier"
 
 _RUN = f"rm -rf {RESULTS} && mkdir -p {RESULTS} && exec bash {TESTS}/test.sh"
 """Whatever calls itself a result before the verifier ran is removed."""
-_READ = f"cat {RESULTS}/reward.txt 2>/dev/null; printf '\\0'; cat {RESULTS}/result.json 2>/dev/null"
-_NUMBER = re.compile(r"[+-]?\d{1,20}(\.\d{0,40})?([eE][+-]?\d{1,4})?|[+-]?\.\d{1,40}", re.ASCII)
+_READ = "; printf '\\0'; ".join(
+    f"cat {RESULTS}/{name} 2>/dev/null" for name in ("reward.txt", "result.json", "reward.json")
+)
+GATE_KEY = "gate"
+"""Key of the task's metadata: hidden tests, separated by white space, without which no share counts."""
 _READ_TIMEOUT_S = 10.0
 _REMOVE_TIMEOUT_S = 10.0
 STOP_S = 30.0
@@ -58,7 +61,7 @@ class Verification:
     """Outcome of grading."""
 
     reward: float
-    """1.0 or 0.0."""
+    """1.0 or 0.0; with `tasks.reward=share` also what lies between."""
     detail: str
     """Why it is not 1.0; empty when it is."""
     passed: tuple[str, ...] = ()
@@ -74,13 +77,21 @@ class Verification:
     """Of `test.sh` alone."""
 
 
-def parse_result(task: Task, result: ExecResult, files: bytes) -> Verification | None:
-    """Judge one run of `test.sh`. `files` is reward.txt, a zero byte, result.json.
+def parse_result(task: Task, result: ExecResult, files: bytes, *, share: bool = False) -> Verification | None:
+    """Judge one run of `test.sh`.
+
+    Args:
+        files: reward.txt, result.json and reward.json, with zero bytes between them.
+        share: of several hidden tests each counts; else all must pass.
 
     Returns:
         None when the verifier left no readable result; the caller knows whose doing that was.
     """
-    reward_text, _, json_text = files.partition(b"\0")
+    reward_text, json_text, rewards = (*files.split(b"\0"), b"", b"")[:3]
+    stated = reward_text.decode(errors="replace").strip()
+    number = stated_reward(stated, rewards.decode(errors="replace"))
+    if not task.hidden_tests:
+        return _by_reward_alone(task, stated, rewards, number, share=share)
     try:
         report = json.loads(json_text)
         passed = tuple(str(name) for name in report["passed"])
@@ -88,26 +99,38 @@ def parse_result(task: Task, result: ExecResult, files: bytes) -> Verification |
     except (ValueError, KeyError, TypeError):
         return None
     missing = sorted(set(task.hidden_tests) - set(passed))
-    stated = reward_text.decode(errors="replace").strip()
-    detail = ""
+    reward, detail = 0.0, ""
     if missing:
+        reward = _share(task, passed) if share else 0.0
         detail = f"{len(missing)} of {len(task.hidden_tests)} hidden tests did not pass, first {missing[0]}"
     elif result.code != 0:
         detail = f"all hidden tests passed, but test.sh exited {result.code}"
-    elif (number := reward_in(stated)) is None:
+    elif number is None:
         told = f"reward.txt says {stated[:40]!r}, which is no number from 0 to 1"
         detail = f"all hidden tests of {task.id} passed, but {told}"
     elif number != 1.0:
         detail = f"all hidden tests passed, but reward.txt says {stated!r}"
-    return Verification(0.0 if detail else 1.0, detail, passed, failed)
+    return Verification(reward if detail else 1.0, detail, passed, failed)
 
 
-def reward_in(text: str) -> float | None:
-    """The number in a reward file, None for one that is none, is not finite or lies outside of 0 to 1."""
-    if not _NUMBER.fullmatch(text):
+def _share(task: Task, passed: Sequence[str]) -> float:
+    """Share of the hidden tests that passed; 0 where one of the task's gate did not."""
+    if not set(task.metadata.get(GATE_KEY, "").split()) <= set(passed):
+        return 0.0
+    return len(set(task.hidden_tests) & set(passed)) / len(set(task.hidden_tests))
+
+
+def _by_reward_alone(
+    task: Task, stated: str, rewards: bytes, number: float | None, *, share: bool
+) -> Verification | None:
+    """A plain Harbor task: no test is named, the reward files decide."""
+    if number is None and not stated and not rewards.strip():
         return None
-    number = float(text)
-    return number if 0.0 <= number <= 1.0 else None
+    if number is None:
+        said = rewards.decode(errors="replace").strip() or stated
+        return Verification(0.0, f"the verifier of {task.id} says {said[:40]!r}: no number from 0 to 1")
+    detail = "" if number == 1.0 else f"the verifier says {number:g}"
+    return Verification(number if share or number == 1.0 else 0.0, detail)
 
 
 async def run_tests(sandbox: Sandbox, task: Task, policy: Policy) -> tuple[ExecResult, bytes]:
@@ -168,6 +191,8 @@ async def grade(
     mounts: Sequence[Mount] = (),
     limits: Limits,
     start_timeout_s: float,
+    share: bool = False,
+    image: str = "",
 ) -> Verification:
     """Grade what the agent left.
 
@@ -175,6 +200,8 @@ async def grade(
         workspace: the pristine repository to start from.
         mounts: what the tests need besides (grading tools), read-only.
         limits: of the grading sandbox.
+        share: see `parse_result`.
+        image: as `SandboxSpec` has it.
 
     Raises:
         VerifierError: there is no `test.sh`, or it leaves no result although the agent changed nothing.
@@ -191,6 +218,7 @@ async def grade(
         mounts=(Mount(task.tests, TESTS), *mounts),
         limits=limits,
         start_timeout_s=start_timeout_s,
+        image=image,
     )
     sandbox = await provider.start(spec)
     try:
@@ -200,7 +228,7 @@ async def grade(
         left = await left_reward(sandbox, policy)
     finally:
         await to_the_end(sandbox.stop(), STOP_S)
-    verdict = with_left_reward(judge(task, result, files, untouched=not kept.changed), left)
+    verdict = with_left_reward(judge(task, result, files, untouched=not kept.changed, share=share), left)
     return dataclasses.replace(verdict, rolled_back=tuple(rolled_back), skipped=snapshot.skipped)
 
 
@@ -213,16 +241,18 @@ def with_left_reward(verdict: Verification, left: float | None) -> Verification:
     )
 
 
-def judge(task: Task, result: ExecResult, files: bytes, *, untouched: bool) -> Verification:
+def judge(
+    task: Task, result: ExecResult, files: bytes, *, untouched: bool, share: bool = False
+) -> Verification:
     """What a run of the verifier means. Raises `VerifierError` when it fails on the untouched repository."""
     output = result.stdout + (b"\n--- stderr ---\n" + result.stderr if result.stderr else b"")
     if result.timed_out:
         verdict = Verification(0.0, f"the hidden tests ran longer than {task.verify_timeout_s:g} s")
     else:
-        parsed = parse_result(task, result, files)
+        parsed = parse_result(task, result, files, share=share)
         if parsed is None and untouched:
             raise VerifierError(
-                f"test.sh of task {task.id} left no readable {RESULTS}/result.json on the untouched "
+                f"test.sh of task {task.id} left no readable result in {RESULTS} on the untouched "
                 f"repository (exit code {result.code}): {output[-500:].decode(errors='replace')}"
             )
         # The tests run the agent's code: when they die without a result, that code killed them.

@@ -85,7 +85,7 @@ def test_a_changed_task_is_not_shown_as_if_nothing_were(tasks: Command, pools: P
     [
         ("task.toml", b"[task]", b"[[[", "not valid TOML"),
         ("task.toml", b"[task]", b"\xff", "not all in UTF-8"),
-        ("task.toml", b"[metadata.legorl]", b"[metadata.other]", "lacks the field 'id'"),
+        ("task.toml", b"[metadata.legorl]\nid = ", b"[metadata.legorl]\nname = ", "lacks the field 'id'"),
         ("task.toml", b"timeout_sec = 60.0", b'timeout_sec = "soon"', "a field of a wrong type: .*'soon'"),
         ("task.toml", b"timeout_sec = 60.0", b"timeout_sec = nan", "timeout_sec=nan is no number of seconds"),
         ("task.toml", b"timeout_sec = 60.0", b"timeout_sec = -5", "timeout_sec=-5.0 is no number of seconds"),

@@ -9,6 +9,7 @@ import pytest
 
 from legorl.errors import SandboxExecError, TransferError, VerifierError
 from legorl.sandbox.base import Limits, Snapshot
+from legorl.tasks.task import Task
 from legorl.trial.protected import is_protected, roll_back
 from legorl.trial.verify import Verification, grade
 from tests.fakes import FakeProvider
@@ -25,10 +26,19 @@ def left(**files: str | None) -> Snapshot:
 
 
 async def graded(
-    tmp_path: Path, snapshot: Snapshot, provider: FakeProvider | None = None, **task: object
+    tmp_path: Path,
+    snapshot: Snapshot,
+    provider: FakeProvider | None = None,
+    share: bool = False,
+    **task: object,
 ) -> Verification:
     made = make_task(tmp_path / "task", **task)
-    provider = provider or FakeProvider(tmp_path / "boxes")
+    return await graded_task(made, snapshot, provider or FakeProvider(tmp_path / "boxes"), share=share)
+
+
+async def graded_task(
+    made: Task, snapshot: Snapshot, provider: FakeProvider, share: bool = False
+) -> Verification:
     try:
         return await grade(
             made,
@@ -38,6 +48,7 @@ async def graded(
             workspace=made.workspace,
             limits=Limits(),
             start_timeout_s=5.0,
+            share=share,
         )
     finally:
         assert all(box.stopped for box in provider.started), "a sandbox was left behind"
@@ -165,3 +176,58 @@ def test_roll_back_keeps_the_rest(tmp_path: Path) -> None:
     snapshot = left(check_py=CHECK, shop__cart_py=FIXED)
     kept, rolled = roll_back(snapshot, make_task(tmp_path))
     assert set(kept.changed) == {"shop/cart.py"} == set(kept.modes) and tuple(rolled) == ("check.py",)
+
+
+async def test_a_share_of_the_tests(tmp_path: Path) -> None:
+    """Of low, same and high the repository as given passes two."""
+    untouched = Snapshot({}, {}, "")
+    assert (await graded(tmp_path, untouched, share=True)).reward == pytest.approx(2 / 3)
+    assert (await graded(tmp_path, untouched)).reward == 0.0
+    assert (await graded(tmp_path, left(shop__cart_py=FIXED), share=True)).reward == 1.0
+    assert (await graded(tmp_path, left(shop__cart_py="def ("), share=True)).reward == 0.0
+    gated = {"metadata": {"gate": "low same"}}
+    assert (await graded(tmp_path, untouched, share=True, **gated)).reward == 0.0
+    gated = {"metadata": {"gate": "low high"}}
+    assert (await graded(tmp_path, untouched, share=True, **gated)).reward == pytest.approx(2 / 3)
+
+
+PLAIN = """mkdir -p /logs/verifier && cd /logs/verifier
+grep -q '<=' /workspace/shop/cart.py && echo 1 >reward.txt || echo 0.25 >reward.txt
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "share", "fixed", "reward", "detail"),
+    [
+        (PLAIN, False, True, 1.0, ""),
+        (PLAIN, False, False, 0.0, "the verifier says 0.25"),
+        (PLAIN, True, False, 0.25, "the verifier says 0.25"),
+        ('echo \'{"reward": 1, "style": 0}\' >/logs/verifier/reward.json; exit 3\n', False, True, 1.0, ""),
+        (
+            'echo \'{"a": 1, "b": 0.5}\' >/logs/verifier/reward.json\n',
+            True,
+            True,
+            0.75,
+            "the verifier says 0.75",
+        ),
+        ("echo '{\"reward\": NaN}' >/logs/verifier/reward.json\n", True, True, 0.0, "no number from 0 to 1"),
+        ("echo nan >/logs/verifier/reward.txt\n", True, True, 0.0, "'nan': no number from 0 to 1"),
+        ("echo 7 >/logs/verifier/reward.txt\n", True, True, 0.0, "'7': no number from 0 to 1"),
+        ("exit 1\n", False, True, 0.0, "the changed code ended the tests"),
+    ],
+)
+async def test_a_task_of_harbor_is_graded_by_the_reward_it_states(
+    tmp_path: Path, script: str, share: bool, fixed: bool, reward: float, detail: str
+) -> None:
+    made = make_task(tmp_path / "task", hidden_tests=())
+    (made.tests / "test.sh").write_text(script)
+    changes = left(shop__cart_py=FIXED) if fixed else Snapshot({}, {}, "")
+    got = await graded_task(made, changes, FakeProvider(tmp_path / "boxes"), share=share)
+    assert got.reward == reward and detail in got.detail and bool(got.detail) == bool(detail)
+
+
+async def test_a_task_of_harbor_whose_verifier_says_nothing_is_broken(tmp_path: Path) -> None:
+    made = make_task(tmp_path / "task", hidden_tests=())
+    (made.tests / "test.sh").write_text("exit 0\n")
+    with pytest.raises(VerifierError, match="no readable result"):
+        await graded_task(made, Snapshot({}, {}, ""), FakeProvider(tmp_path / "boxes"))

@@ -71,6 +71,8 @@ MAY_READ_ENVIRONMENT = (
     "legorl/trainer/warm.py",  # hands the environment on to a child process, as the two below do
     "legorl/trainer/fork_client.py",
     "legorl/trainer/fork_server.py",
+    "legorl/sandbox/inside/",  # runs in a container, where the environment is the image's
+    "legorl/sandbox/hostenv.py",  # what a sandbox gets while the rule `no_credentials` is off
     "legorl/sandbox/keeper.py",  # runs in the sandbox; `posix_spawnp` searches the PATH of its own process
     "legorl/harness/inside/",  # runs in the sandbox, where the harness's settings are environment variables
 )

@@ -65,6 +65,19 @@ class PoolConfig:
 
 
 @dataclass
+class DockerConfig:
+    """Where the Docker engine of `sandbox=docker` is."""
+
+    host: str = "unix:///var/run/docker.sock"
+    """Its address, also of Podman's socket: unix://PATH or tcp://HOST:PORT."""
+    certificates: str = ""
+    """Directory with ca.pem, cert.pem and key.pem for an engine over TLS."""
+    python: str = ""
+    """Path in the image of a Python (3.9 or later) for the process that keeps a container; empty: this
+    program's own Python is mounted, which the engine's machine must then have at the same path."""
+
+
+@dataclass
 class SandboxConfig:
     """Where trials run."""
 
@@ -92,6 +105,7 @@ class SandboxConfig:
     pool: PoolConfig = field(default_factory=PoolConfig)
     canaries: bool = True
     """Put out a made-up fix branch, reference patch and test file; an agent that reads one is on record."""
+    docker: DockerConfig = field(default_factory=DockerConfig)
 
 
 @dataclass

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator
 from types import TracebackType
 
+from legorl.sandbox.inside.kept import Kept
+
 _CHUNK = 1 << 16
 _PIPE_MAX = 1 << 20
 """A pipe holds at most this much (fs.pipe-max-size for users): what is left of a command that has ended."""
@@ -36,10 +38,7 @@ class Capture:
     """Reads a pipe in the event loop; keeps the first and the last half of `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        self._half = max(limit // 2, 1)
-        self._head = bytearray()
-        self._tail = bytearray()
-        self._dropped = 0
+        self._kept = Kept(limit)
 
     def __enter__(self) -> Capture:
         self._loop = asyncio.get_running_loop()
@@ -66,25 +65,12 @@ class Capture:
             self._loop.remove_reader(self._reader)
             self._open = False
             return 0
-        room = self._half - len(self._head)
-        self._head += data[:room]
-        self._tail += data[room:] if room > 0 else data
-        if len(self._tail) > 2 * self._half + _CHUNK:
-            self._trim()
+        self._kept.add(data)
         return len(data)
-
-    def _trim(self) -> None:
-        extra = len(self._tail) - self._half
-        if extra > 0:
-            self._dropped += extra
-            del self._tail[:extra]
 
     def contents(self) -> bytes:
         """Everything, after the command has ended: reads what the pipe still holds and waits for nothing."""
         left = _PIPE_MAX
         while self._open and left > 0 and (count := self._read()):
             left -= count
-        self._trim()
-        if not self._dropped:
-            return bytes(self._head + self._tail)
-        return b"%s\n[... %d bytes left out ...]\n%s" % (self._head, self._dropped, self._tail)
+        return self._kept.contents()

@@ -16,10 +16,10 @@ import signal
 import socket
 import time
 import traceback
-from collections import defaultdict
 from typing import Any, NoReturn
 
 from legorl.sandbox import channel, linux
+from legorl.sandbox.inside.processes import descendants, processes
 from legorl.sandbox.watch import Watch
 
 _END_S = 3.0
@@ -109,7 +109,7 @@ def _end_tree(watch: Watch) -> bool:
             return True
         if time.monotonic() > end:
             return False
-        for pid in _descendants(os.getpid()):
+        for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if watch.wait(0.02):
@@ -125,28 +125,7 @@ def _end_others(message: dict[str, Any]) -> dict[str, Any]:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        if all(state == "Z" for pid, (_, state) in _processes().items() if pid not in (1, os.getpid())):
+        if all(state == "Z" for pid, (_, state) in processes().items() if pid not in (1, os.getpid())):
             return {"alone": True}
         time.sleep(0.002)
     return {"alone": False}
-
-
-def _processes() -> dict[int, tuple[int, str]]:
-    """Pid -> parent and state, of every process of the sandbox."""
-    found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdecimal():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as stream:  # noqa: PTH123
-                state, parent = stream.read().rpartition(")")[2].split()[:2]
-                found[int(name)] = (int(parent), state)
-    return found
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = defaultdict(list)
-    for pid, (parent, _) in _processes().items():
-        children[parent].append(pid)
-    found = list(children[root])
-    for pid in found:
-        found += children[pid]
-    return found

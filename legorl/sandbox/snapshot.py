@@ -1,4 +1,4 @@
-"""What an agent left in its workspace, read from the overlay's upper layer on the host.
+"""What an agent left: read from the overlay's upper layer on the host, or by a container's PID 1.
 
 Everything below the upper directory is the agent's and hostile: nothing is followed, nothing blocks, and
 the amount read is bounded. What does not fit, or is neither a file nor a link, is left out and named in
@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from legorl.errors import TransferError
 from legorl.sandbox.base import Snapshot
@@ -23,12 +24,14 @@ FILE_BYTES = 8 << 20
 TOTAL_BYTES = 64 << 20
 ENTRIES = 20_000
 DEPTH = 64
+BOUNDS = {"file_bytes": FILE_BYTES, "total_bytes": TOTAL_BYTES, "entries": ENTRIES, "depth": DEPTH}
+IGNORED = (".git", "__pycache__", "*.pyc")
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def ignored(name: str) -> bool:
     """Names that are no part of a repository's state: git's own directory and byte code."""
-    return name in (".git", "__pycache__") or name.endswith(".pyc")
+    return any(name.endswith(word[1:]) if word[0] == "*" else name == word for word in IGNORED)
 
 
 def take_snapshot(upper: int, workspace: Path, opaque_attribute: str) -> Snapshot:
@@ -50,19 +53,51 @@ def take_snapshot(upper: int, workspace: Path, opaque_attribute: str) -> Snapsho
             old.update(_lower_files(workspace, path))
     except OSError as error:
         raise TransferError(f"the workspace could not be read: {error}") from error
-    kept = set(walk.oversize)
+    return _snapshot(old, walk.found, walk.skipped, walk.oversize)
+
+
+def compared(workspace: Path, answer: Mapping[str, Any], contents: bytes) -> Snapshot:
+    """A snapshot from what `inside.tree.Comparison` found in a container.
+
+    Args:
+        workspace: the pristine tree.
+        answer: `changed`, `missing`, `skipped` and `oversize`.
+        contents: of `changed`, one after another.
+
+    Raises:
+        TransferError: a path leads out of the tree, or the pristine tree cannot be read.
+    """
+    found: dict[str, Blob] = {}
+    position = 0
+    for path, mode, size in answer["changed"]:
+        found[path] = Blob(contents[position : position + size], mode)
+        position += size
+    old: dict[str, Blob] = {}
+    for path in (*found, *answer["missing"], *answer["oversize"]):
+        if any(part in ("", ".", "..") for part in path.split("/")):
+            raise TransferError(f"the work tree has the impossible path {path!r}")
+        try:
+            old.update(_lower_files(workspace, path))
+        except OSError as error:
+            raise TransferError(f"the workspace could not be read: {error}") from error
+    return _snapshot(old, found, answer["skipped"], answer["oversize"])
+
+
+def _snapshot(
+    old: Mapping[str, Blob], found: Mapping[str, Blob], skipped: Sequence[str], oversize: Sequence[str]
+) -> Snapshot:
     changed: dict[str, bytes | None] = {}
     modes: dict[str, int] = {}
     patches = []
-    for path in sorted((old.keys() | walk.found.keys()) - kept):
-        before, after = old.get(path), walk.found.get(path)
+    for path in sorted((old.keys() | found.keys()) - set(oversize)):
+        before, after = old.get(path), found.get(path)
         if before and after and (before.data, before.git_mode) == (after.data, after.git_mode):
             continue
         changed[path] = after.data if after else None
         if after:
             modes[path] = after.mode if stat.S_ISLNK(after.mode) else stat.S_IMODE(after.mode)
         patches.append(file_patch(os.fsencode(path), before, after))
-    return Snapshot(changed, modes, "".join(patches), tuple(sorted(walk.skipped + walk.oversize)))
+    return Snapshot(changed, modes, "".join(patches), tuple(sorted((*skipped, *oversize))))
 
 
 @dataclass

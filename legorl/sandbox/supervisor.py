@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from legorl.sandbox import cgroups, channel, keeper, linux, stage
+from legorl.sandbox.inside import files
 from legorl.sandbox.watch import Watch
 
 _FORK_S = 2.0
@@ -131,7 +132,7 @@ class Supervisor:
     def _put(self, message: dict[str, Any], fds: list[int]) -> None:
         """Write files whose contents lie one after another in the first descriptor."""
         for path, mode, size in message["files"]:
-            _write(path, mode, os.read(fds[0], size) if size else b"")
+            files.write(path, mode, os.read(fds[0], size) if size else b"")
         self._answer(message["id"], {})
 
     def _get(self, message: dict[str, Any], fds: list[int]) -> None:
@@ -172,22 +173,3 @@ def _fork() -> int:
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)
-
-
-def _write(path: str, mode: int, data: bytes) -> None:
-    """Replace `path` atomically; what lies there is neither opened nor followed."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-    partial = f"{path}.partial-{os.getpid()}"
-    try:
-        if stat.S_ISLNK(mode):
-            os.symlink(data, os.fsencode(partial))  # noqa: PTH211
-        else:
-            fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as stream:
-                stream.write(data)
-                os.fchmod(fd, mode & 0o7777)
-        os.rename(partial, path)  # noqa: PTH104
-    except OSError:
-        if os.path.lexists(partial):
-            os.unlink(partial)  # noqa: PTH108
-        raise

@@ -17,7 +17,7 @@ from legorl.harness.registry import get_harness
 from legorl.proxy.proxy import Proxy
 from legorl.proxy.render import Renderer
 from legorl.sandbox.base import SandboxProvider
-from legorl.sandbox.providers import open_provider
+from legorl.sandbox.providers import open_provider, run_name
 from legorl.tasks.task import Task
 from legorl.trial.phases import Watcher
 from legorl.trial.runner import TrialRequest, TrialResult, TrialRunner
@@ -55,7 +55,7 @@ async def open_workshop(
         context_tokens=config.engine.max_model_len,
         observed=config.proxy.echo == "observed",
     )
-    provider = open_provider(config.sandbox)
+    provider = open_provider(config.sandbox, run_name(run_dir))
     try:
         runner = TrialRunner(provider, proxy, harness, config, run_dir)
     except BaseException:

@@ -18,10 +18,12 @@ from tests.launchers.support import alive, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
-def started(program: Program) -> tuple[subprocess.Popen[str], Path]:
-    """A long smoke run with its first trial done."""
-    process = program.start("train", "experiment=smoke", "run.steps=200", "run.heldout_every=1000")
-    runs = program.directory / "runs"
+def started(program: Program, folder: Path | None = None) -> tuple[subprocess.Popen[str], Path]:
+    """A long smoke run with its first trial done; its directory lies in `folder`."""
+    runs = folder or program.directory / "runs"
+    process = program.start(
+        "train", "experiment=smoke", "run.steps=200", "run.heldout_every=1000", f"paths.runs={runs}"
+    )
 
     def training() -> bool:
         assert process.poll() is None, process.stdout.read() if process.stdout else ""
@@ -142,11 +144,15 @@ def test_an_interrupt_while_preparing_ends_at_once(program: Program) -> None:
 def test_a_full_disk_is_a_clear_end(program: Program) -> None:
     small = program.directory / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(small)], check=True, timeout=10)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", str(small)], check=True, timeout=10)
     try:
-        done = program.run("train", "experiment=smoke", "run.steps=100", f"paths.runs={small}")
-        output = done.stdout + done.stderr
-        assert done.returncode == 1, output
+        process, _ = started(program, small)
+        filler = (small / "filler").open("wb", buffering=0)
+        with filler, pytest.raises(OSError, match="No space left"):
+            while True:
+                filler.write(bytes(1 << 12))
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 1, output
         assert "Traceback" not in output
         assert f"the disk that holds {small}" in output
         (state,) = json.loads(program.run("status", "--json", "--runs", str(small), timeout_s=60).stdout)

@@ -74,6 +74,7 @@ MAY_READ_ENVIRONMENT = (
     "legorl/sandbox/inside/",  # runs in a container, where the environment is the image's
     "legorl/sandbox/hostenv.py",  # what a sandbox gets while the rule `no_credentials` is off
     "legorl/sandbox/keeper.py",  # runs in the sandbox; `posix_spawnp` searches the PATH of its own process
+    "legorl/attack/ground.py",  # plants a variable that must not reach a sandbox
     "legorl/harness/inside/",  # runs in the sandbox, where the harness's settings are environment variables
 )
 

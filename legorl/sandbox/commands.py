@@ -1,4 +1,4 @@
-"""`legorl sandbox check`: does a provider keep what a sandbox promises?"""
+"""`legorl sandbox check` and `attack`: does a provider keep what a sandbox promises?"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import tempfile
 from pathlib import Path
 
+from legorl.attack.commands import add_attack, attack
 from legorl.config.compose import compose
 from legorl.config.schema import SandboxConfig
 from legorl.sandbox.providers import open_provider
@@ -28,11 +29,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     check.add_argument("--list", action="store_true", help="list the checks and what each asks for")
     check.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    add_attack(actions)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run; the exit status is 1 when a check failed. Raises `UserError`."""
+    if arguments.action == "attack":
+        return asyncio.run(attack(arguments))
     if arguments.list:
         for name, function in all_checks().items():
             print(f"{name:32s} {function.__doc__}")

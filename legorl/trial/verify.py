@@ -91,6 +91,8 @@ def parse_result(task: Task, result: ExecResult, files: bytes, *, share: bool = 
     stated = reward_text.decode(errors="replace").strip()
     number = stated_reward(stated, rewards.decode(errors="replace"))
     if not task.hidden_tests:
+        if result.code > 128:  # code that was tested may write a reward and then end whoever would correct it
+            return Verification(0.0, f"the verifier of {task.id} was killed (exit code {result.code})")
         return _by_reward_alone(task, stated, rewards, number, share=share)
     try:
         report = json.loads(json_text)

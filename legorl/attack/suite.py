@@ -1,0 +1,236 @@
+"""Runs attacks as trials: real sandbox, real proxy, real grading; only what the agent does is scripted.
+
+Invariant: an attack has worked when the trial got a reward, when the secret or the word of success came back
+to the agent, or when something on the host was changed; nothing else is asked, whatever it is about. Before
+any of them an honest agent solves the same task for a reward of 1 and without a mark against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import hashlib
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from legorl.attack.agent import Attacker, CommandParser, Script
+from legorl.attack.catalog import Attack
+from legorl.attack.ground import Ground
+from legorl.config.schema import Config, SandboxConfig
+from legorl.engine.scripted import ScriptedEngine
+from legorl.errors import InfrastructureError, LegoError
+from legorl.policy.template import CHAT_TEMPLATE
+from legorl.policy.tokenizer import train_tokenizer
+from legorl.proxy.proxy import Proxy
+from legorl.proxy.render import Renderer
+from legorl.proxy.store import load
+from legorl.sandbox.policy import Policy
+from legorl.sandbox.providers import configured_policy, open_provider
+from legorl.tasks.task import Task
+from legorl.trial.record import TrialRecord
+from legorl.trial.runner import TrialRequest, TrialRunner
+from legorl.trial.summary import steps_of
+
+TRIAL_S = 180.0
+AT_ONCE = 6
+CONTROL = "control/honest"
+SOLVE = "sed -i 's/age < limit/age <= limit/' shop/cart.py && python3 check.py"
+SUCCESS = "it-worked"
+_LOST = frozenset({"harness", "sandbox_exec"})
+"""Ends of a trial whose agent brought its own sandbox down."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one attack."""
+
+    attack: str
+    rule: str
+    what: str
+    off: tuple[str, ...]
+    """Rules that were off."""
+    worked: str
+    """How: `reward`, `saw`, `did`, `changed`; empty when it was stopped."""
+    expected: bool
+    """It was to work: its rule is off and nothing else stops it."""
+    held: str
+    """What stops it with its rule off."""
+    termination: str
+    detail: str
+    counted: tuple[str, ...]
+    """Rules under which the trial has evidence on record."""
+    seconds: float
+
+    @property
+    def failure(self) -> str:
+        """What is wrong with this outcome; empty when it is as it should be."""
+        if self.worked and not self.expected:
+            return f"it worked ({self.worked}): {self.detail}"
+        if self.expected and not self.worked:
+            return f"it should work with {', '.join(self.off)} off: {self.termination}: {self.detail}"
+        if not self.worked and not self.counted and self.attack != CONTROL:
+            return "nothing on record says that it was tried"
+        return ""
+
+
+class Suite:
+    """Attacks with one set of rules off."""
+
+    def __init__(self, runner: TrialRunner, ground: Ground, policy: Policy, provider: str) -> None:
+        self.runner, self.ground, self.policy, self.provider = runner, ground, policy, provider
+        # Fewer than trials of a run: some attacks take all that they may have.
+        self._slots = asyncio.Semaphore(min(AT_ONCE, runner.config.sandbox.concurrency))
+
+    async def control(self) -> Outcome:
+        """The honest agent. Its outcome's `failure` says why attacks would prove nothing."""
+        record, _, seconds = await self._trial(CONTROL)
+        wrong = ""
+        if record.reward != 1.0:
+            wrong = f"the honest agent got {record.reward}: {record.termination}: {record.detail}"
+        elif record.attempts:
+            wrong = f"the honest agent has marks against it: {record.attempts}"
+        return Outcome(
+            CONTROL, "control", "an honest agent solves the task", self._off, wrong, False, "",
+            record.termination, wrong, tuple(record.attempts), seconds,
+        )  # fmt: skip
+
+    async def attack(self, attack: Attack) -> Outcome:
+        """Make one attack."""
+        record, task, seconds = await self._trial(attack.id)
+        held = attack.held_by(self.provider)
+        expected = not self.policy.holds(attack.rule) and not held
+        return Outcome(
+            attack=attack.id,
+            rule=attack.rule,
+            what=attack.what,
+            off=self._off,
+            worked=self._worked(record, task),
+            expected=expected and attack.also_off <= self.policy.off,
+            held=held,
+            termination=record.termination,
+            detail=record.detail,
+            counted=tuple(sorted(record.attempts)) or (("limits",) if record.termination in _LOST else ()),
+            seconds=seconds,
+        )
+
+    @property
+    def _off(self) -> tuple[str, ...]:
+        return tuple(sorted(self.policy.off))
+
+    async def _trial(self, id: str) -> tuple[TrialRecord, Task, float]:
+        task = await asyncio.to_thread(self.ground.task, id, "-".join(self._off))
+        request = TrialRequest(task, task.path.name, task.id, 0, "train")
+        async with self._slots, asyncio.timeout(TRIAL_S):
+            start = time.monotonic()
+            record = (await self.runner.run(request)).record
+        return record, task, time.monotonic() - start
+
+    def _worked(self, record: TrialRecord, task: Task) -> str:
+        if record.reward:
+            return "reward"
+        directory = self.runner.run_dir / record.path
+        with contextlib.suppress(LegoError):  # a trial without a transcript showed nobody anything
+            for step in steps_of(load(directory), main_only=False):
+                if self.ground.secret in step.result:
+                    return "saw"
+                if SUCCESS in step.result:
+                    return "did"
+        return "changed" if digest(task.path) != digest(self.ground.directory / "task") else ""
+
+
+def digest(root: Path) -> str:
+    """Of names and contents of a tree."""
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.is_file():
+            found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def suite_config(config: Config, cache: Path) -> Config:
+    """The configuration of the attacks' trials: small limits, no second attempt, no breaker."""
+    config = copy.deepcopy(config)
+    sandbox, engine, harness = config.sandbox, config.engine, config.harness
+    sandbox.memory_mb, sandbox.pids, sandbox.disk_mb = 256, 64, 64
+    sandbox.retries, sandbox.pool.breaker_rate, sandbox.pool.warm = 0, 1.0, 0
+    engine.max_model_len, engine.reply_tokens, engine.trial_tokens = 32_000, 8_000, 16_000
+    harness.turn_limit, harness.deadline_s = 4, 60.0
+    config.paths.cache = str(cache)
+    return config
+
+
+@contextlib.asynccontextmanager
+async def open_suite(
+    config: Config, ground: Ground, attacks: Iterable[Attack], off: frozenset[str]
+) -> AsyncIterator[Suite]:
+    """Open a provider with further rules off, and what trials need.
+
+    Args:
+        config: of `suite_config`.
+        off: besides those that the configuration has off.
+
+    Raises:
+        UserError: there is no such provider, or the machine lacks something it needs.
+    """
+    config = copy.deepcopy(config)
+    config.sandbox.policy_off = sorted({*config.sandbox.policy_off, *off})
+    commands = {attack.id: attack.run for attack in attacks} | {CONTROL: SOLVE}
+    tokenizer = train_tokenizer([CHAT_TEMPLATE, *commands.values()], 2000)
+    engine = ScriptedEngine(Script(commands), tokenizer)
+    proxy = Proxy(
+        engine,
+        Renderer(tokenizer, CHAT_TEMPLATE, {}, None),
+        CommandParser(),
+        context_tokens=config.engine.max_model_len,
+    )
+    provider = open_provider(config.sandbox)
+    name = "-".join(["run", *config.sandbox.policy_off])
+    runner = TrialRunner(
+        provider, proxy, Attacker(ground.program, ground.env), config, ground.directory / "runs" / name
+    )
+    try:
+        yield Suite(runner, ground, provider.policy, provider.name)
+    finally:
+        await runner.close()
+        await proxy.aclose()
+        await engine.close()
+
+
+async def run_attacks(
+    config: Config, ground: Ground, attacks: Sequence[Attack], off: frozenset[str] = frozenset()
+) -> AsyncIterator[Outcome]:
+    """The honest agent, then every attack, as many at once as `sandbox.concurrency` says; in order.
+
+    Raises:
+        InfrastructureError: the honest agent failed: the attacks would prove nothing.
+    """
+    async with open_suite(config, ground, attacks, off) as suite:
+        control = await suite.control()
+        yield control
+        if control.worked:
+            raise InfrastructureError(f"The attack suite cannot be trusted here: {control.worked}.")
+        running = [asyncio.ensure_future(suite.attack(attack)) for attack in attacks]
+        try:
+            for outcome in running:
+                yield await outcome
+        finally:
+            for trial in running:
+                trial.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+
+def ablations(attacks: Sequence[Attack], config: SandboxConfig) -> dict[frozenset[str], list[Attack]]:
+    """Sets of rules to switch off -> the attacks that are to work then, or are held by something else.
+
+    Raises:
+        UserError: the configuration's policy is wrong.
+    """
+    configured_policy(config)
+    found: dict[frozenset[str], list[Attack]] = {}
+    for attack in attacks:
+        if not attack.only_with_rule:
+            found.setdefault(attack.also_off | {attack.rule}, []).append(attack)
+    return found

@@ -22,6 +22,7 @@ COMMANDS = {
     "train": ("legorl.launchers.commands", "run an experiment, or a sweep of them"),
     "status": ("legorl.tracking.commands", "list runs"),
     "show": ("legorl.tracking.commands", "curves, terminations and example trials of a run"),
+    "audit": ("legorl.tracking.commands", "who tried what the integrity policy stops, with examples"),
     "tasks": ("legorl.tasks.commands", "make, list and validate task pools"),
     "harness": ("legorl.harness.commands", "install and list agent programs"),
     "sandbox": ("legorl.sandbox.commands", "check the sandbox on this machine"),

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-NEEDS_A_RUN = ("show", "trial")
+NEEDS_A_RUN = ("show", "audit", "trial")
 """Commands that look at a run; `tests/e2e` runs them, here their arguments are checked."""
 
 

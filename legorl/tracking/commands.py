@@ -1,4 +1,4 @@
-"""`legorl status` and `legorl show`."""
+"""`legorl status`, `legorl show` and `legorl audit`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,29 @@ from pathlib import Path
 
 from legorl.config.rundir import find_run, list_runs
 from legorl.errors import UserError
+from legorl.tracking.audit import audit, lines
 from legorl.tracking.show import show
 from legorl.tracking.status import RunHistory, RunStatus, run_status
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `status` and `show`."""
+    """Adds `status`, `show` and `audit`."""
     status = subparsers.add_parser("status", help="list runs", description="List runs, newest first.")
     status.add_argument("--json", action="store_true", help="a list of objects, for programs")
     page = subparsers.add_parser(
         "show", help="one run", description="Curves, endings and examples of one run."
     )
-    page.add_argument(
-        "run", nargs="?", default="last", help="id, beginning of an id, directory, or `last` (default)"
+    check = subparsers.add_parser(
+        "audit",
+        help="who tried what",
+        description="Count the trials of a run that tried what the integrity policy stops, with examples.",
     )
-    for parser in (status, page):
+    check.add_argument("--json", action="store_true", help="an object, for programs")
+    for parser in (page, check):
+        parser.add_argument(
+            "run", nargs="?", default="last", help="id, beginning of an id, directory, or `last` (default)"
+        )
+    for parser in (status, page, check):
         parser.add_argument(
             "--runs", type=Path, default=Path("runs"), help="directory of the runs (default: runs)"
         )
@@ -34,6 +42,13 @@ def run(args: argparse.Namespace) -> int:
     """Prints; 0."""
     if args.command == "show":
         print(show(RunHistory.read(find_run(args.runs, args.run))))
+        return 0
+    if args.command == "audit":
+        history = RunHistory.read(find_run(args.runs, args.run))
+        found = audit(history)
+        print(
+            json.dumps(found.to_json(), indent=1) if args.json else "\n".join(lines(found, str(history.path)))
+        )
         return 0
     statuses = []
     for path in list_runs(args.runs):

@@ -31,6 +31,8 @@ class Start:
     steps: int
     resumed_at: int = 0
     """Step the job continues from, 0 for a new run."""
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    """Of integrity: name, hash, and the rules that are off."""
 
 
 @dataclass(frozen=True)

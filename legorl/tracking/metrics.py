@@ -39,6 +39,7 @@ METRICS: dict[str, str] = {
     "trials/excluded": "trials left out of every mean and of the loss",
     "groups/count": "groups (tasks) of the step",
     "groups/zero_variance": "groups whose kept trials all have the same reward",
+    "integrity/suspicious": "share of trials that tried what a rule of the integrity policy stops",
     "rows/count": "training rows of the kept trials",
     "behaviour/green_submission": "share of trials submitted on a green test run of the final edit",
     "behaviour/submitted": "share of trials that submitted",
@@ -56,6 +57,7 @@ METRICS: dict[str, str] = {
 
 FAMILIES: dict[str, str] = {
     "termination": "trials that ended so (`legorl.trial.termination`)",
+    "attempts": "attempts at what this rule of the integrity policy stops, per trial",
     "phase_s": "mean seconds of this part of a trial",
     "phase_p50_s": "median seconds of a phase (setup, agent, verify), its retries included",
     "phase_p99_s": "the longest but one in a hundred",
@@ -93,6 +95,7 @@ def step_metrics(records: Sequence[TrialRecord]) -> dict[str, float]:
     }
     endings = Counter(record.termination for record in records)
     metrics |= {f"termination/{name}": endings[name] for name in TERMINATIONS}
+    metrics |= _attempts(records)
     metrics |= _phase_seconds(records) | _phases(records)
     if kept:
         rewards = [reward for _, reward in kept]
@@ -127,6 +130,17 @@ _BEHAVIOUR: Mapping[str, Callable[[TrialRecord], float]] = {
     "test_after_last_edit": lambda record: record.behaviour.test_after_last_edit,
     "tests_run": lambda record: record.behaviour.tests_run,
 }
+
+
+def _attempts(records: Sequence[TrialRecord]) -> dict[str, float]:
+    """Also of excluded trials: what they tried was tried."""
+    if not records:
+        return {}
+    count: Counter[str] = Counter()
+    for record in records:
+        count.update(record.attempts)
+    metrics = {f"attempts/{rule}": number / len(records) for rule, number in count.items()}
+    return metrics | {"integrity/suspicious": statistics.fmean(bool(record.attempts) for record in records)}
 
 
 def _kept(records: Sequence[TrialRecord]) -> list[tuple[TrialRecord, float]]:

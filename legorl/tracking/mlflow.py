@@ -24,6 +24,7 @@ from legorl.config.rundir import RunInfo, locked, read_info
 from legorl.config.schema import Config
 from legorl.config.secrets import resolve_secret
 from legorl.errors import InfrastructureError, LegoError, UserError
+from legorl.sandbox.providers import configured_policy
 from legorl.tracking.metrics import check_names
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -79,12 +80,14 @@ def _alone(uri: str) -> Iterator[None]:
 
 def create_run(config: Config, info: RunInfo) -> str:
     """Start the run's entry; returns its id, kept in `run.json`. Raises `UserError`."""
-    uri = tracking_uri(config)
+    uri, policy = tracking_uri(config), configured_policy(config.sandbox)
     tags = {
         "mlflow.runName": " ".join(filter(None, (info.name, info.id))),
         "legorl.run": info.id,
         "legorl.config_hash": info.config_hash,
         "legorl.sweep": info.sweep,
+        "legorl.policy": policy.hash,
+        "legorl.policy_off": " ".join(sorted(policy.off)),
         **{f"legorl.{group}": choice for group, choice in info.choices.items()},
     }
     with _failures(uri, UserError):
@@ -152,7 +155,14 @@ class Tracker:
         from mlflow.entities import Param
 
         self._client.log_artifact(self._run, str(run_dir / CONFIG_FILE))
-        params = [Param(key, value) for key, value in flatten(dataclasses.asdict(config)).items()]
+        policy = configured_policy(config.sandbox)
+        known = {
+            "policy.name": policy.name,
+            "policy.hash": policy.hash,
+            "policy.off": str(sorted(policy.off)),
+        }
+        values = flatten(dataclasses.asdict(config)) | known
+        params = [Param(key, value) for key, value in values.items()]
         for start in range(0, len(params), _BATCH):
             self._client.log_batch(self._run, params=params[start : start + _BATCH])
 

@@ -49,6 +49,7 @@ def show(history: RunHistory, examples: int = 5) -> str:
             *_head(history),
             *_curves(history),
             *_terminations(history),
+            *_integrity(history),
             *_infrastructure(history),
             *_phases(history),
             *_examples(history, examples),
@@ -128,6 +129,13 @@ def _infrastructure(history: RunHistory) -> Iterator[str]:
             failures = " ".join(f"{cause} {count}" for cause, count in each["failures"].items())
             seconds = f"{each['p50_s']:8.3f} s {each['p99_s']:8.3f} s"
             yield f"  {name:10} {each['count']:7d} {seconds}  {failures}".rstrip()
+
+
+def _integrity(history: RunHistory) -> Iterator[str]:
+    suspicious = sum(bool(trial.attempts) for trial in history.trials)
+    if suspicious:
+        yield f"\n{suspicious} trials tried what a rule of the integrity policy stops"
+        yield f"  legorl audit {history.path}"
 
 
 def _phases(history: RunHistory) -> Iterator[str]:

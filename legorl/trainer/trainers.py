@@ -22,6 +22,7 @@ from verl.utils import tensordict_utils as tu
 
 from legorl.config.resolved import load_config
 from legorl.errors import OutageError
+from legorl.sandbox.providers import configured_policy
 from legorl.tracking.events import Canary, EventLog, Heldout, Phase, Start, Step
 from legorl.tracking.metrics import heldout_metrics, step_metrics
 from legorl.tracking.mlflow import Tracker
@@ -63,7 +64,8 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop, between a start event and the end of the tracked run."""
         self.events.write(Phase("engine_start", time.monotonic() - self._started))
-        self.events.write(Start(steps=self.total_training_steps, resumed_at=self.global_steps))
+        policy = configured_policy(self.lego.sandbox).summary()
+        self.events.write(Start(self.total_training_steps, self.global_steps, policy))
         super().fit(agent_loop_manager)
         self.tracker.end("finished")
 

@@ -196,6 +196,7 @@ def _head(record: TrialRecord) -> str:
     phases = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in record.phase_s.items())
     lines += [escape(phases)] if phases else []
     lines += [escape(line) for line in map(phase_line, record.phases)]
+    lines += [escape(f"{e.rule}: {e.kind}, turn {e.turn}: {e.text}") for e in record.evidence]
     lines += [f"[red]{escape(violation)}[/]" for violation in record.violations]
     return "\n".join(lines)
 

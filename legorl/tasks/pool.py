@@ -148,8 +148,8 @@ def load_pool(path: Path) -> Pool:
         manifest = Manifest(**json.loads((path / "pool.json").read_text()))
     except FileNotFoundError as error:
         raise UserError(
-            f"There is no task pool at {path}. `legorl tasks synth repair --seed 0` makes the default one "
-            "(.cache/legorl/pools/repair-0)."
+            f"There is no task pool at {path}. `legorl tasks synth repair --seed N` makes one of that seed "
+            "(.cache/legorl/pools/repair-N), and `legorl train` the one that it needs."
         ) from error
     except (ValueError, TypeError) as error:
         raise UserError(f"{path / 'pool.json'} is not a pool description: {error}.") from error

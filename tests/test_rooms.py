@@ -60,6 +60,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     ),
     "submitit": ("launchers/",),
     "mlflow": ("legorl/tracking/",),
+    "harbor": ("legorl/sandbox/harbor_",),
 }
 """Library -> prefixes of the files that may import it."""
 

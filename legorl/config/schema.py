@@ -78,6 +78,16 @@ class DockerConfig:
 
 
 @dataclass
+class HarborConfig:
+    """Of `sandbox=harbor`."""
+
+    environment: str = "legorl.sandbox.harbor_local:LocalEnvironment"
+    """Environment class, `module:Class`, or one of Harbor's own types (`docker`, `daytona`, `modal`, ...)."""
+    options: list[str] = field(default_factory=list)
+    """NAME=VALUE, further arguments of the class; values are YAML."""
+
+
+@dataclass
 class SandboxConfig:
     """Where trials run."""
 
@@ -106,6 +116,7 @@ class SandboxConfig:
     canaries: bool = True
     """Put out a made-up fix branch, reference patch and test file; an agent that reads one is on record."""
     docker: DockerConfig = field(default_factory=DockerConfig)
+    harbor: HarborConfig = field(default_factory=HarborConfig)
 
 
 @dataclass

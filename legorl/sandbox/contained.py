@@ -22,7 +22,7 @@ from legorl.sandbox.base import (
 )
 from legorl.sandbox.hostenv import host_environment
 from legorl.sandbox.inside.frames import Frame
-from legorl.sandbox.inside_link import InsideLink
+from legorl.sandbox.inside_link import Requests
 from legorl.sandbox.link import LinkClosedError
 from legorl.sandbox.policy import Policy
 from legorl.sandbox.pristine import Pristine
@@ -42,7 +42,7 @@ class ContainedSandbox:
     def __init__(
         self,
         spec: SandboxSpec,
-        link: InsideLink,
+        link: Requests,
         policy: Policy,
         *,
         env: Mapping[str, str],

@@ -43,6 +43,22 @@ sys.modules["legorl.sandbox.inside.pid1"].main(*json.loads(sys.argv[2]))
 """Reads the modules from standard input, so that nothing of the host need be mounted."""
 
 
+class Requests(Protocol):
+    """What carries out requests inside a container."""
+
+    tunnel: Callable[[dict[str, Any], bytes], None]
+    """Gets the frames of the proxy's connections."""
+
+    async def request(self, header: dict[str, Any], payload: bytes = b"", *, timeout_s: float) -> Frame:
+        """Send a request and wait for its answer. Raises `LinkClosedError`, `TimeoutError`."""
+
+    def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
+        """Send a frame that has no answer, some time soon."""
+
+    async def close(self) -> None:
+        """End what carries them. May be called again."""
+
+
 class ByteStream(Protocol):
     """Standard streams of PID 1, however they are carried."""
 

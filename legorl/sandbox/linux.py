@@ -80,9 +80,14 @@ def set_dumpable(dumpable: bool) -> None:
     _prctl(_PR_SET_DUMPABLE, int(dumpable), "prctl(PR_SET_DUMPABLE)")
 
 
+def refuse_new_privileges() -> None:
+    """Gain nothing by executing a file, for ever, nor let descendants."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
 def drop_privileges() -> None:
     """Give up every capability for ever, and the ability to gain one by executing a file."""
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "prctl(PR_SET_NO_NEW_PRIVS)")
+    refuse_new_privileges()
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl(PR_CAP_AMBIENT)")
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:

@@ -37,9 +37,18 @@ def _docker(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:
     )
 
 
+def _harbor(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:
+    from legorl.sandbox.harbor import HarborProvider
+
+    return HarborProvider(
+        config.harbor, policy, image=config.image, transfer_timeout_s=config.transfer_timeout_s
+    )
+
+
 PROVIDERS: dict[str, Callable[[SandboxConfig, Policy, str], SandboxProvider]] = {
     "local": _local,
     "docker": _docker,
+    "harbor": _harbor,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from legorl.sandbox.base import ProxyEndpoint
 from legorl.sandbox.inside.tunnels import WINDOW
-from legorl.sandbox.inside_link import InsideLink
+from legorl.sandbox.inside_link import Requests
 
 _CHUNK = 1 << 16
 _CONNECT_S = 10.0
@@ -34,7 +34,7 @@ class _Connection:
 class ProxyTunnels:
     """Lets one container reach one proxy. The socket's directory is this user's alone."""
 
-    def __init__(self, link: InsideLink, proxy: ProxyEndpoint) -> None:
+    def __init__(self, link: Requests, proxy: ProxyEndpoint) -> None:
         self._link = link
         self._proxy = proxy
         self._connections: dict[int, _Connection] = {}

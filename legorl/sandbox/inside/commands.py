@@ -102,7 +102,8 @@ def _become(command: Command, streams: tuple[int, int, int], failure: int) -> No
         os.setsid()
         for target, fd in enumerate(streams):
             os.dup2(fd, target)
-        os.setgroups([])
+        if command.uid != os.geteuid():
+            os.setgroups([])
         os.setresgid(command.gid, command.gid, command.gid)
         os.setresuid(command.uid, command.uid, command.uid)
         os.chdir(command.cwd)

@@ -39,12 +39,16 @@ class _Connection:
 class Tunnels:
     """Serves the port while it is open. Runs in the loop of PID 1."""
 
-    def __init__(self, selector: selectors.BaseSelector, send: Send) -> None:
+    def __init__(self, selector: selectors.BaseSelector, send: Send, first: int = 1) -> None:
+        """
+        Args:
+            first: number of the first connection.
+        """
         self._selector = selector
         self._send = send
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
-        self._serial = 0
+        self._serial = first - 1
 
     def listen(self, port: int) -> None:
         """Open the port. Raises `OSError`."""

@@ -24,7 +24,8 @@ BASE = {"errors"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": BASE,
-    "tasks": BASE | {"config"},
+    # How what a validation runs is limited.
+    "tasks": BASE | {"config", "sandbox.base", "sandbox.cgroups"},
     "sandbox": BASE | {"config"},
     # The last four: how a process of another program joins a sandbox of this machine and answers to it.
     "harness": BASE

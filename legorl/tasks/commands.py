@@ -1,4 +1,4 @@
-"""`legorl tasks synth | list | show | validate`."""
+"""`legorl tasks synth | index | list | show | validate`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legorl.errors import UserError
+from legorl.tasks.index import index
 from legorl.tasks.pool import SPLITS, Pool, load_pool, pool_dir
 from legorl.tasks.synth import GENERATORS, generator, synth
 from legorl.tasks.task import Task, load_task
@@ -31,6 +32,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     make.add_argument("--train", type=int, help="number of train tasks")
     make.add_argument("--heldout", type=int, help="number of held-out tasks")
 
+    add = commands.add_parser("index", help="make a pool of task directories that lie there already")
+    add.add_argument("directory", type=Path, help="holds task directories, at most three levels below")
+    add.add_argument("--heldout", type=_count, default=0, help="tasks to hold out, of those without a split")
+    add.add_argument("--unchecked", action="store_true", help="do not run the tasks first")
+
     show_all = commands.add_parser("list", help="list pools, or the tasks of a pool")
     show_all.add_argument("pool", nargs="?", help="a pool's directory name, such as repair-0, or a path")
     show_all.add_argument("--split", choices=SPLITS)
@@ -48,8 +54,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         command.add_argument(
             "--pools", type=Path, default=DEFAULT_POOLS, help="where pools lie (%(default)s)"
         )
-    for command in (make, check):
+    for command in (make, add, check):
         command.add_argument("--jobs", type=_positive, default=2, help="tasks run at once (%(default)s)")
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{number} is less than 0")
+    return number
 
 
 def _positive(text: str) -> int:
@@ -59,7 +72,7 @@ def _positive(text: str) -> int:
     return number
 
 
-_positive.__name__ = "number"  # in argparse's messages
+_count.__name__ = _positive.__name__ = "number"  # in argparse's messages
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     match args.tasks_command:
         case "synth":
             return _synth(args)
+        case "index":
+            return _index(args)
         case "list":
             if args.pool is None:
                 return _list_pools(args.pools)
@@ -86,6 +101,21 @@ def _synth(args: argparse.Namespace) -> int:
         pool = synth(args.name, args.seed, train, heldout, out, jobs=args.jobs, progress=progress)
     has = pool.manifest
     print(f"{pool.path}: {has.train} train, {has.heldout} held-out tasks, hash {has.hash[:12]}. {has.about}")
+    return 0
+
+
+def _index(args: argparse.Namespace) -> int:
+    with _Progress("validated") as progress:
+        pool = index(
+            args.directory,
+            heldout=args.heldout,
+            validated=not args.unchecked,
+            jobs=args.jobs,
+            progress=progress,
+        )
+    has = pool.manifest
+    print(f"{pool.path}: {has.train} train, {has.heldout} held-out tasks, hash {has.hash[:12]}.")
+    print(f"train on them: tasks.pool={pool.path.resolve()}")
     return 0
 
 

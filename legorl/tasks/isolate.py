@@ -1,7 +1,7 @@
 """Runs one script in a bubblewrap sandbox laid out like a trial's verify phase: /workspace, /tests, /logs.
 
-Invariants: no network; the host is read-only and only its system directories are seen; when `run` returns, or
-this process dies, nothing of the script is left.
+Invariants: no network; the host is read-only and only its system directories are seen; memory and processes
+are limited; when `run` returns, or this process dies, nothing of the script is left, on disk neither.
 """
 
 from __future__ import annotations
@@ -10,15 +10,29 @@ import os
 import shutil
 import sys
 import sysconfig
+import tarfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from legorl.errors import UserError
 from legorl.tasks import process
+from legorl.tasks.limits import limited
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache")
+KEEP = "/keep"
+"""What a script leaves here is in `Cell.kept`."""
 PYTHON = "/opt/python/bin/python"
 """The sandbox's `python`: a link to this process's interpreter, first in PATH."""
+
+
+@dataclass(frozen=True)
+class Cell(process.Completed):
+    """How a script ended, and what it kept."""
+
+    kept: Mapping[str, bytes]
+    """Path relative to `KEEP` -> contents; empty for a script that failed."""
 
 
 def _argv(read_only: Mapping[str, Path], writable: Mapping[str, Path]) -> list[str]:
@@ -37,7 +51,7 @@ def _argv(read_only: Mapping[str, Path], writable: Mapping[str, Path]) -> list[s
     if Path(site).is_dir():
         argv += ["--tmpfs", site]
     argv += ["--symlink", str(interpreter), PYTHON, "--proc", "/proc", "--dev", "/dev"]
-    for directory in ("/tmp", "/workspace", "/logs"):
+    for directory in ("/tmp", "/workspace", "/logs", KEEP):
         argv += ["--tmpfs", directory]
     for target, source in read_only.items():
         argv += ["--ro-bind", str(source.absolute()), target]
@@ -50,14 +64,40 @@ def _argv(read_only: Mapping[str, Path], writable: Mapping[str, Path]) -> list[s
 
 
 def run(
-    script: str, *, read_only: Mapping[str, Path], writable: Mapping[str, Path], timeout_s: float
-) -> process.Completed:
+    script: str,
+    *,
+    read_only: Mapping[str, Path],
+    writable: Mapping[str, Path] = MappingProxyType({}),
+    timeout_s: float,
+) -> Cell:
     """Run a bash script; mappings give host directories by their path in the sandbox.
 
     Raises:
         UserError: bwrap is missing or may not create namespaces here.
     """
-    done = process.run(_argv(read_only, writable), timeout_s=timeout_s, stdin=script)
-    if done.code and done.output.startswith("bwrap: "):
-        raise UserError(f"bwrap does not work here: {done.output.strip()}")
-    return done
+    archive = os.memfd_create("kept")
+    try:
+        # What is kept leaves as one stream: a directory of the host would outlive a killed process.
+        whole = f"{script}\ntar -C {KEEP} -c . >&{archive}\n"
+        with limited() as prefix:
+            argv = [*prefix, *_argv(read_only, writable)]
+            done = process.run(argv, timeout_s=timeout_s, stdin=whole, pass_fds=[archive])
+        if done.code and done.output.startswith("bwrap: "):
+            raise UserError(f"bwrap does not work here: {done.output.strip()}")
+        return Cell(done.code, done.output, done.timed_out, {} if done.code else _kept(archive))
+    finally:
+        os.close(archive)
+
+
+def _kept(archive: int) -> dict[str, bytes]:
+    """Regular files of the archive. A script that spoilt it has kept nothing."""
+    kept = {}
+    os.lseek(archive, 0, os.SEEK_SET)
+    try:
+        with os.fdopen(os.dup(archive), "rb") as stream, tarfile.open(fileobj=stream) as tar:
+            for member in tar:
+                if member.isfile() and (file := tar.extractfile(member)) is not None:
+                    kept[member.name.removeprefix("./")] = file.read()
+    except tarfile.TarError:
+        return {}
+    return kept

@@ -20,6 +20,8 @@ from legorl.errors import UserError
 from legorl.tasks.task import Task, load_task
 
 SPLITS = ("train", "heldout")
+POOL_FILE = "pool.json"
+INDEX_FILE = "index.parquet"
 
 
 def pool_dir(pools: Path, name: str, seed: int) -> Path:
@@ -102,7 +104,7 @@ class Pool:
         """
         if split not in SPLITS:
             raise UserError(f"A pool has the splits train and heldout; there is no {split!r}.")
-        return [load_task(self.path / entry.path) for entry in self.entries if entry.split == split]
+        return [self._load(entry) for entry in self.entries if entry.split == split]
 
     def task(self, id: str) -> Task:
         """The task of this id.
@@ -112,12 +114,16 @@ class Pool:
         """
         for entry in self.entries:
             if entry.id == id:
-                return load_task(self.path / entry.path)
+                return self._load(entry)
         near = difflib.get_close_matches(id, [entry.id for entry in self.entries])
         hint = (
             f" Did you mean {', '.join(near)}?" if near else " `legorl tasks list POOL` shows what there is."
         )
         raise UserError(f"Pool {self.path} has no task {id!r}.{hint}")
+
+    def _load(self, entry: Entry) -> Task:
+        """The index decides on the split: a task made elsewhere knows none."""
+        return dataclasses.replace(load_task(self.path / entry.path), split=entry.split)
 
 
 def pool_hash(entries: Sequence[Entry]) -> str:
@@ -134,8 +140,8 @@ def write_index(path: Path, manifest: Manifest, entries: Sequence[Entry]) -> Non
     import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist([dataclasses.asdict(entry) for entry in entries])
-    pq.write_table(table, path / "index.parquet")
-    (path / "pool.json").write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    pq.write_table(table, path / INDEX_FILE)
+    (path / POOL_FILE).write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
 
 
 def load_pool(path: Path) -> Pool:
@@ -145,19 +151,19 @@ def load_pool(path: Path) -> Pool:
         UserError: no pool there, or its index cannot be read.
     """
     try:
-        manifest = Manifest(**json.loads((path / "pool.json").read_text()))
+        manifest = Manifest(**json.loads((path / POOL_FILE).read_text()))
     except FileNotFoundError as error:
         raise UserError(
             f"There is no task pool at {path}. `legorl tasks synth repair --seed N` makes one of that seed "
             "(.cache/legorl/pools/repair-N), and `legorl train` the one that it needs."
         ) from error
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path / 'pool.json'} is not a pool description: {error}.") from error
+        raise UserError(f"{path / POOL_FILE} is not a pool description: {error}.") from error
 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    index = path / "index.parquet"
+    index = path / INDEX_FILE
     try:
         entries = tuple(Entry(**row) for row in pq.read_table(index).to_pylist())
     except (OSError, pa.ArrowInvalid, TypeError) as error:

@@ -20,8 +20,8 @@ class Completed:
     timed_out: bool
 
 
-def run(argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> Completed:
-    """Run a program to its end or to the deadline.
+def run(argv: Sequence[str], *, timeout_s: float, stdin: str = "", pass_fds: Sequence[int] = ()) -> Completed:
+    """Run a program to its end or to the deadline. `pass_fds`: descriptors that it inherits.
 
     Raises:
         FileNotFoundError: no such program.
@@ -34,6 +34,7 @@ def run(argv: Sequence[str], *, timeout_s: float, stdin: str = "") -> Completed:
         text=True,
         errors="replace",
         start_new_session=True,
+        pass_fds=pass_fds,
     )
     timed_out = False
     try:

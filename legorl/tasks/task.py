@@ -48,6 +48,8 @@ class Task:
     image: str = ""
     """Container image of its environment, where it names one."""
     metadata: dict[str, str] = field(default_factory=dict)
+    own_metadata: bool = True
+    """It has the section `[metadata.legorl]`."""
 
     @property
     def workspace(self) -> Path:
@@ -76,7 +78,8 @@ def load_task(path: Path) -> Task:
     try:
         raw = tomllib.loads(file.read_text())
         lego = raw.get("metadata", {}).get("legorl")
-        if lego is None:
+        own = lego is not None
+        if not own:
             lego = _defaults(raw, path)
         task = Task(
             id=str(lego["id"]),
@@ -90,6 +93,7 @@ def load_task(path: Path) -> Task:
             hidden_tests=tuple(str(name) for name in lego["hidden_tests"]),
             verify_timeout_s=float(raw.get("verifier", {}).get("timeout_sec", _VERIFY_S)),
             image=str(raw.get("environment", {}).get("docker_image") or ""),
+            own_metadata=own,
             metadata={str(k): str(v) for k, v in lego.get("extra", {}).items()},
         )
         re.compile(task.pass_pattern)

@@ -11,32 +11,33 @@ import json
 import math
 import re
 import shlex
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from legorl.errors import UserError
 from legorl.tasks import isolate
 from legorl.tasks.draft import content_hash
 from legorl.tasks.pool import Pool, Screening
+from legorl.tasks.reward import stated_reward
 from legorl.tasks.task import Task
 
 # One sandbox for all runs of a task: starting one costs more than a repository's copy.
 FILE_KB = 65536
-"""Longest file that anything a task runs may write: its output is kept on this machine's disk."""
+"""Most output of the visible tests: it is kept in memory."""
 
 SCRIPT = """
 set -u
-ulimit -f {file_kb}
 for run in {runs}; do for state in broken fixed; do
   find /workspace /logs -mindepth 1 -delete
-  cp -r /task/environment/repo/. /workspace/
+  cp -r /task/{source}/. /workspace/
   if [ $state = fixed ]; then bash /solution/solve.sh || exit 90; fi
-  out=/out/$run-$state; mkdir $out
-  timeout {timeout} bash -c {visible} >$out/visible.txt 2>&1 </dev/null; echo $? >$out/visible.code
-  timeout {timeout} bash /tests/test.sh >$out/hidden.txt 2>&1 </dev/null
-  cp /logs/verifier/result.json /logs/verifier/reward.txt $out/ || exit 91
+  out={keep}/$run-$state; mkdir $out
+  (ulimit -f {file_kb}; exec timeout {timeout} bash -c {visible}) >$out/visible.txt 2>&1 </dev/null
+  echo $? >$out/visible.code
+  timeout {timeout} bash /tests/test.sh >/dev/null 2>&1 </dev/null
+  for file in result.json reward.txt reward.json; do
+    [ ! -e /logs/verifier/$file ] || cp /logs/verifier/$file $out/ || exit 91
+  done
 done; done
 """
 
@@ -55,31 +56,32 @@ def validate_task(task: Task, runs: int = 2) -> Screening:
         timeout=timeout,
         visible=shlex.quote(task.test_command),
         file_kb=FILE_KB,
+        keep=isolate.KEEP,
+        source=task.workspace.relative_to(task.path),
     )
-    with tempfile.TemporaryDirectory(prefix="legorl-validate-") as name:
-        out = Path(name)
-        done = isolate.run(
-            script,
-            read_only={"/task": task.path, "/tests": task.tests, "/solution": task.solution},
-            writable={"/out": out},
-            timeout_s=4.0 * runs * timeout + 30,
-        )
-        if done.timed_out or done.code:
-            end = "not finished in time" if done.timed_out else f"exit status {done.code}"
-            tail = done.output.strip()[-300:]
-            return Screening(False, False, False, False, runs, f"{task.id} could not be run ({end}): {tail}")
-        try:
-            seen = {s: [_Seen(task, out / f"{r}-{s}") for r in range(runs)] for s in ("broken", "fixed")}
-        except (ValueError, LookupError, TypeError, OSError) as error:
-            reason = f"{task.id}: its verifier left no readable result.json: {error!r}"
-            return Screening(False, False, False, False, runs, reason)
+    done = isolate.run(
+        script,
+        read_only={"/task": task.path, "/tests": task.tests, "/solution": task.solution},
+        timeout_s=4.0 * runs * timeout + 30,
+    )
+    if done.timed_out or done.code:
+        end = "not finished in time" if done.timed_out else f"exit status {done.code}"
+        tail = done.output.strip()[-300:]
+        return Screening(False, False, False, False, runs, f"{task.id} could not be run ({end}): {tail}")
+    try:
+        seen = {s: [_Seen(task, done.kept, f"{r}-{s}") for r in range(runs)] for s in ("broken", "fixed")}
+    except (ValueError, LookupError, TypeError) as error:
+        file = "result.json" if task.hidden_tests else "reward"
+        reason = f"{task.id}: its verifier left no readable {file}: {error!r}"
+        return Screening(False, False, False, False, runs, reason)
     broken, fixed = seen["broken"], seen["fixed"]
     # Failures that differ from run to run say nothing about the fix.
     stable = len({tuple(sorted(s.failed)) for s in broken}) == 1
     screening = Screening(
         fails_without_fix=stable and not any(s.hidden_pass for s in broken),
         passes_with_fix=all(s.hidden_pass for s in fixed),
-        visible_red_without_fix=not any(s.visible_green for s in broken),
+        # A task that names no visible tests has none that could be green too early.
+        visible_red_without_fix=not task.test_command or not any(s.visible_green for s in broken),
         visible_green_with_fix=all(s.visible_green for s in fixed),
         runs=runs,
     )
@@ -90,19 +92,27 @@ def validate_task(task: Task, runs: int = 2) -> Screening:
 
 
 class _Seen:
-    """One run, read from its output directory."""
+    """One run, read from what it kept."""
 
-    def __init__(self, task: Task, out: Path) -> None:
-        result = json.loads((out / "result.json").read_text())
-        self.failed = set(result["failed"])
-        self.hidden_pass = set(task.hidden_tests) <= set(result["passed"])
-        if self.hidden_pass != ((out / "reward.txt").read_text() == "1\n"):
-            raise UserError(f"{task.path}: reward.txt and result.json of its verifier contradict each other.")
-        exit_zero = (out / "visible.code").read_text() == "0\n"
-        self.visible_green = (
-            exit_zero
-            and re.search(task.pass_pattern, (out / "visible.txt").read_text(errors="replace")) is not None
-        )
+    def __init__(self, task: Task, kept: Mapping[str, bytes], run: str) -> None:
+        def text(name: str) -> str:
+            return kept.get(f"{run}/{name}", b"").decode(errors="replace")
+
+        reward = stated_reward(text("reward.txt"), text("reward.json"))
+        if task.hidden_tests:
+            result = json.loads(text("result.json"))
+            self.failed = set(result["failed"])
+            self.hidden_pass = set(task.hidden_tests) <= set(result["passed"])
+            if self.hidden_pass != (reward == 1.0):
+                raise UserError(
+                    f"{task.path}: reward.txt and result.json of its verifier contradict each other."
+                )
+        elif reward is None:
+            raise ValueError(f"no number from 0 to 1 in {text('reward.txt')[:40]!r}")
+        else:  # its reward is all that it says
+            self.failed, self.hidden_pass = {reward}, reward == 1.0
+        exit_zero = text("visible.code") == "0\n"
+        self.visible_green = exit_zero and re.search(task.pass_pattern, text("visible.txt")) is not None
 
 
 def validate_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Screening]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from legorl.errors import UserError
-from legorl.tasks import isolate, repair
+from legorl.tasks import isolate, limits, repair
 from legorl.tasks.draft import Draft, write_task
 from legorl.tasks.grader import SUITE
 from legorl.tasks.pool import load_pool
@@ -231,6 +233,63 @@ def test_output_without_end_does_not_fill_the_disk(
     screening = validate_task(load_task(tmp_path / "task"))
     assert not screening.ok and "visible_green_with_fix" in screening.reason
     assert time.monotonic() - started < 30  # ended by the size and not by the deadline
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "python -c 'x = bytearray(1 << 33)'",
+        "head -c 4G /dev/zero >/tmp/full",
+        'python -c \'import subprocess as s; [s.Popen(["sleep", "9"]) for _ in range(400)]\'',
+    ],
+)
+def test_a_cell_s_memory_and_processes_are_limited(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MEMORY_MB", 128)
+    monkeypatch.setattr(limits, "PROCESSES", 64)
+    if limits._hierarchy() is None:
+        pytest.skip("no control groups here")
+    done = isolate.run(f"bash -c {shlex.quote(bomb)}; echo code $?", read_only={}, timeout_s=60)
+    unavailable = "Resource temporarily unavailable" in done.output
+    assert done.code == 137 or "code 137" in done.output or unavailable, done
+
+
+def test_a_plain_harbor_task_is_validated(tmp_path: Path) -> None:
+    task = tmp_path / "t"
+    for name, text in {
+        "task.toml": '[task]\nname = "acme/one"\n[verifier]\ntimeout_sec = 20\n',
+        "instruction.md": "Make x 2.",
+        "environment/Dockerfile": "FROM scratch\n",
+        "environment/app.py": "x = 1\n",
+        "tests/test.sh": "mkdir -p /logs/verifier; grep -c 2 /workspace/app.py >/logs/verifier/reward.txt\n",
+        "solution/solve.sh": "echo x = 2 >/workspace/app.py\n",
+    }.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    assert validate_task(load_task(task)).ok
+    (task / "solution/solve.sh").write_text("true\n")
+    assert "does not hold: passes_with_fix" in validate_task(load_task(task)).reason
+
+
+def test_a_killed_validation_leaves_nothing(draft: Draft, tmp_path: Path) -> None:
+    write_task(dataclasses.replace(draft, test_command="sleep 555"), tmp_path / "task")
+    (tmp_path / "tmp").mkdir()
+    argv = [sys.executable, "-m", "legorl.cli", "tasks", "validate", str(tmp_path / "task")]
+    env = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    process = subprocess.Popen(argv, env=env, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not alive("sleep 555"):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert until_gone("sleep 555") == []
+    assert list((tmp_path / "tmp").iterdir()) == []
+    groups = limits._hierarchy()
+    if groups is not None:  # the next one that validates, or starts a sandbox, takes the empty groups away
+        groups.reap()
 
 
 def contents(path: Path) -> dict[str, tuple[int, bytes]]:

@@ -1,4 +1,4 @@
-"""The task of `docs/tasks.md` and the script that makes a pool of such tasks, as the page has them."""
+"""The task of `docs/tasks.md` and the command that makes a pool of such tasks, as the page has them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,19 @@ fi
 }
 
 
+PAGE = (ROOT / "docs" / "tasks.md").read_text()
+
+
 def block(language: str) -> str:
-    (text,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / "tasks.md").read_text(), re.S)
+    (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.S)
     return str(text)
 
 
 def index(pool: Path) -> subprocess.CompletedProcess[str]:
-    script = pool.parent / "index.py"
-    script.write_text(block("python"))
+    (command,) = re.findall(r"^\.venv/bin/legorl (tasks index .*)$", PAGE, re.M)
     return subprocess.run(
-        [sys.executable, str(script), str(pool)],
+        [sys.executable, "-m", "legorl.cli", *command.split()],
+        cwd=pool.parent,
         env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -65,10 +68,10 @@ def test_the_page_s_pool(tmp_path: Path) -> None:
     assert not changed(pool)
 
 
-def test_the_page_s_script_refuses_a_task_without_a_defect(tmp_path: Path) -> None:
+def test_the_page_s_command_refuses_a_task_without_a_defect(tmp_path: Path) -> None:
     task = tmp_path / "mypool" / "tasks" / "add-1"
     write(task, "train")
     (task / "environment/repo/calc.py").write_text("def add(a, b):\n    return a + b\n")
     done = index(tmp_path / "mypool")
-    assert done.returncode == 1 and "add-1: does not hold: fails_without_fix" in done.stderr
+    assert done.returncode == 2 and "add-1: does not hold: fails_without_fix" in done.stderr
     assert not (tmp_path / "mypool" / "pool.json").exists()

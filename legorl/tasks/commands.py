@@ -1,14 +1,17 @@
-"""`legorl tasks synth | index | list | show | validate`."""
+"""`legorl tasks synth | index | list | show | validate | audit`."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from legorl.errors import UserError
+from legorl.tasks.audit import KINDS, Problem, audit_tasks
 from legorl.tasks.index import index
 from legorl.tasks.pool import SPLITS, Pool, load_pool, pool_dir
 from legorl.tasks.synth import GENERATORS, generator, synth
@@ -50,11 +53,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     check.add_argument("target", metavar="POOL|TASK", help="name or path")
 
-    for command in (make, show_all, show, check):
+    audit = commands.add_parser("audit", help="find graders that pass an empty patch, fail the fix, or flake")
+    audit.add_argument("targets", nargs="+", metavar="POOL|TASK", help="names or paths")
+    audit.add_argument("--runs", type=_positive, default=3, help="runs of each kind (%(default)s)")
+    audit.add_argument("--json", action="store_true", help="print one JSON object at the end")
+
+    for command in (make, show_all, show, check, audit):
         command.add_argument(
             "--pools", type=Path, default=DEFAULT_POOLS, help="where pools lie (%(default)s)"
         )
-    for command in (make, add, check):
+    for command in (make, add, check, audit):
         command.add_argument("--jobs", type=_positive, default=2, help="tasks run at once (%(default)s)")
 
 
@@ -88,6 +96,8 @@ def run(args: argparse.Namespace) -> int:
             return _list_tasks(_find_pool(args.pools, args.pool), args.split)
         case "show":
             return _show(_find_task(args.pools, args.task), args.solution)
+        case "audit":
+            return _audit(args)
         case _:
             return _validate(args)
 
@@ -176,6 +186,28 @@ def _validate(args: argparse.Namespace) -> int:
         print(reason)
     print(f"{total - len(failures)} of {total} tasks hold: fail without the fix, pass with it, twice.")
     return 1 if failures else 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    tasks: list[Task] = []
+    for target in args.targets:
+        pool = _pool_at(args.pools, target)
+        entries = () if pool is None else pool.entries
+        tasks += [pool.task(entry.id) for entry in entries] if pool else [_find_task(args.pools, target)]
+    problems: list[Problem] = []
+    with _Progress("audited") as progress:
+        for number, found in enumerate(audit_tasks(tasks, args.runs, args.jobs), 1):
+            problems += found
+            progress(number, len(tasks))
+    if args.json:
+        rows = [dataclasses.asdict(problem) for problem in problems]
+        print(json.dumps({"tasks": len(tasks), "runs": args.runs, "problems": rows}, indent=1))
+        return 1 if problems else 0
+    for problem in problems:
+        print(f"{problem.task}: {KINDS[problem.kind]}: {problem.detail}")
+    wrong = {problem.task for problem in problems}
+    print(f"{len(tasks) - len(wrong)} of {len(tasks)} graders grade, in {args.runs} runs of each kind.")
+    return 1 if wrong else 0
 
 
 def _pool_at(pools: Path, name: str) -> Pool | None:

@@ -170,4 +170,7 @@ def load_pool(path: Path) -> Pool:
         raise UserError(
             f"The index {index} cannot be read: {error}. Remove the pool and make it again."
         ) from error
+    for entry in entries:
+        if Path(entry.path).is_absolute() or ".." in Path(entry.path).parts:
+            raise UserError(f"The index {index} has task {entry.id} at {entry.path!r}, outside of the pool.")
     return Pool(path, manifest, entries)

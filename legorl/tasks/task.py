@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from legorl.errors import UserError
 
 _VERIFY_S = 600.0
 """Harbor's own default."""
+_PARTS = (
+    *("task.toml", "instruction.md", "environment", "environment/repo"),
+    *("tests", "tests/test.sh", "solution", "solution/solve.sh"),
+)
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]+|^[.-]+")
 """What cannot be in the name of a directory, a container or an address."""
 
@@ -82,16 +87,16 @@ def load_task(path: Path) -> Task:
         if not own:
             lego = _defaults(raw, path)
         task = Task(
-            id=str(lego["id"]),
+            id=_text(lego, "id"),
             path=path,
-            split=str(lego["split"]),
-            source=str(lego["source"]),
-            module=str(lego["module"]),
+            split=_text(lego, "split"),
+            source=_text(lego, "source"),
+            module=_text(lego, "module"),
             instruction=(path / "instruction.md").read_text(),
-            test_command=str(lego["test_command"]),
-            pass_pattern=str(lego["pass_pattern"]),
-            hidden_tests=tuple(str(name) for name in lego["hidden_tests"]),
-            verify_timeout_s=float(raw.get("verifier", {}).get("timeout_sec", _VERIFY_S)),
+            test_command=_text(lego, "test_command"),
+            pass_pattern=_text(lego, "pass_pattern"),
+            hidden_tests=_names(lego, "hidden_tests"),
+            verify_timeout_s=_number(raw.get("verifier", {}), "timeout_sec", _VERIFY_S),
             image=str(raw.get("environment", {}).get("docker_image") or ""),
             own_metadata=own,
             metadata={str(k): str(v) for k, v in lego.get("extra", {}).items()},
@@ -109,11 +114,43 @@ def load_task(path: Path) -> Task:
         raise UserError(f"{file} lacks the field {error}.") from error
     except (TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} has a field of a wrong type: {error}.") from error
+    if _UNFIT.search(task.id):
+        raise UserError(f"{file}: id={task.id!r} can name no directory: use letters, digits, `.`, `_`, `-`.")
+    _stay_inside(path)
     if not 0 < task.verify_timeout_s < math.inf:
         raise UserError(f"{file}: timeout_sec={task.verify_timeout_s} is no number of seconds.")
     if missing := [part for part in (task.workspace, task.tests / "test.sh") if not part.exists()]:
         raise UserError(f"{path} is not a task directory: {missing[0]} is missing.")
     return task
+
+
+def _text(table: Mapping[str, Any], name: str) -> str:
+    if not isinstance(table[name], str):
+        raise TypeError(f"{name} is {table[name]!r:.60} and not a text")
+    return str(table[name])
+
+
+def _names(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    values = table[name]
+    if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{name} is {values!r:.60} and not a list of texts")
+    return tuple(values)
+
+
+def _number(table: Mapping[str, Any], name: str, default: float) -> float:
+    value = table.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} is {value!r:.60} and not a number")
+    return float(value)
+
+
+def _stay_inside(path: Path) -> None:
+    """A part of a task that is a link to elsewhere would bring files of the host into a sandbox."""
+    root = path.resolve()
+    for name in _PARTS:
+        part = path / name
+        if part.exists() and not part.resolve().is_relative_to(root):
+            raise UserError(f"{path} is not a task directory: {name} leads out of it, to {part.resolve()}.")
 
 
 def _defaults(raw: dict[str, Any], path: Path) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Pools: order, lookup, what is wrong with a directory is said."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from legorl.errors import UserError
-from legorl.tasks.pool import load_pool
+from legorl.tasks.pool import load_pool, write_index
 from legorl.tasks.synth import synth
 from legorl.tasks.validate import changed, validate_pool
 
@@ -84,3 +85,13 @@ def test_synth_refuses_nonsense(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="heldout=0"):
         synth("repair", 0, 5, 0, tmp_path / "x")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_climbs_out_is_refused(pools: Path) -> None:
+    path = pools / "repair-0"
+    pool = load_pool(path)
+    for wrong in ("../elsewhere", "/etc", "tasks/../../x"):
+        entries = [dataclasses.replace(pool.entries[0], path=wrong), *pool.entries[1:]]
+        write_index(path, pool.manifest, entries)
+        with pytest.raises(UserError, match="outside of the pool"):
+            load_pool(path)

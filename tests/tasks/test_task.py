@@ -22,6 +22,17 @@ docker_image = "registry.invalid/python:3.12"
 """
 
 
+OWN = """[metadata.legorl]
+id = "own"
+split = "train"
+source = "x"
+module = "m"
+test_command = "true"
+pass_pattern = "ok"
+hidden_tests = ["a"]
+"""
+
+
 def write(root: Path, toml: str = TOML) -> Path:
     for name, text in {
         "task.toml": toml,
@@ -58,11 +69,34 @@ def test_without_a_name_its_directory_names_it(tmp_path: Path) -> None:
         ("environment = 3\n", "wrong type"),
         ("[metadata.legorl]\nid = 'x'\n", "lacks the field 'split'"),
         ("[verifier]\ntimeout_sec = inf\n", "no number of seconds"),
+        ("[verifier]\ntimeout_sec = '9'\n", "timeout_sec is '9' and not a number"),
+        ("[[broken", "not valid TOML"),
+        (OWN.replace('["a"]', '"a"'), "hidden_tests is 'a' and not a list of texts"),
+        (OWN.replace('["a"]', "[1]"), r"hidden_tests is \[1\] and not a list of texts"),
+        (OWN.replace('"own"', "3"), "id is 3 and not a text"),
+        (OWN.replace('"own"', '"../own"'), "id='../own' can name no directory"),
+        (OWN.replace('"own"', '"/etc"'), "id='/etc' can name no directory"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path: Path, toml: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         load_task(write(tmp_path / "t", toml))
+
+
+def test_missing_tests_are_named(tmp_path: Path) -> None:
+    (write(tmp_path / "t") / "tests" / "test.sh").unlink()
+    with pytest.raises(UserError, match=r"tests/test\.sh is missing"):
+        load_task(tmp_path / "t")
+
+
+@pytest.mark.parametrize("part", ["environment", "tests", "tests/test.sh", "solution", "instruction.md"])
+def test_a_part_that_leads_elsewhere_is_refused(tmp_path: Path, part: str) -> None:
+    root, secret = write(tmp_path / "t"), tmp_path / "secret"
+    (root / "solution").mkdir()
+    (root / part).rename(secret)
+    (root / part).symlink_to(secret)
+    with pytest.raises(UserError, match=f"{part} leads out of it"):
+        load_task(root)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +108,13 @@ def test_what_is_wrong_is_said(tmp_path: Path, toml: str, words: str) -> None:
         ("nan", "", None),
         ("1e400", "", None),
         ("-0.1", "", None),
+        ("NaN", "", None),
+        ("inf", "", None),
+        ("1e999", "", None),
+        ("1 1", "", None),
+        ("2.0", "", None),
+        ("", '{"reward": NaN}', None),
+        ("", '{"reward": 1e999}', None),
         ("0", '{"reward": 1}', 1.0),
         ("", '{"a": 0, "b": 1}', 0.5),
         ("1", '{"a": 2}', None),

@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Room -> rooms (or single modules of rooms) it may import. Rooms that are not listed lie above all of these
 (policy, trainer, tracking, evaluate, ui, cli, launchers); the two tests after it bound them."""
 
-COMMANDS = {"commands"}
+COMMANDS = {"commands", "build_commands"}
 """Files with a room's part of the command line: they lie as high as the command line itself."""
 
 ONLY_IN: dict[str, tuple[str, ...]] = {

@@ -100,7 +100,8 @@ class SandboxConfig:
     start_timeout_s: float = 30.0
     transfer_timeout_s: float = 30.0
     image: str = ""
-    """For tasks that name none; empty: the provider's own default."""
+    """For tasks that name none. `dockerfile`: what `legorl tasks build` made of the task's Dockerfile; empty:
+    the provider's own default."""
     policy: str = "strict"
     """Integrity policy: a name in conf/sandbox/policy/, or the path of a YAML file."""
     policy_off: list[str] = field(default_factory=list)

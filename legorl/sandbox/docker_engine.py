@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import aiodocker
 import aiohttp
@@ -129,6 +129,28 @@ class Engine:
                 return False
             raise
         return True
+
+    async def build(self, context: IO[bytes], tag: str) -> AsyncIterator[dict[str, Any]]:
+        """Build an image; what the engine says as it goes. The caller keeps the time."""
+        lines = self._client.images.build(
+            fileobj=context, encoding="identity", tag=tag, forcerm=True, stream=True
+        )
+        async for line in self._said(lines):
+            yield line
+
+    async def pull(self, image: str) -> AsyncIterator[dict[str, Any]]:
+        """Pull an image; what the engine says as it goes. The caller keeps the time."""
+        async for line in self._said(self._client.images.pull(image, stream=True)):
+            yield line
+
+    async def _said(self, lines: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async for line in lines:
+                yield line
+        except aiodocker.exceptions.DockerError as error:
+            raise EngineFailedError(error.message, error.status) from error
+        except (OSError, aiohttp.ClientError) as error:
+            raise EngineFailedError(f"the engine at {self.host} cannot be reached: {error}") from error
 
     async def close(self) -> None:
         """Close every connection."""

@@ -1,4 +1,4 @@
-"""`legorl tasks synth | index | list | show | validate | audit`."""
+"""`legorl tasks synth | index | list | show | validate | audit | build`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from legorl.errors import UserError
 from legorl.tasks.audit import KINDS, Problem, audit_tasks
+from legorl.tasks.build_commands import add_build, build_images, settings_and_names
 from legorl.tasks.index import index
 from legorl.tasks.pool import SPLITS, Pool, load_pool, pool_dir
 from legorl.tasks.synth import GENERATORS, generator, synth
@@ -58,11 +59,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     audit.add_argument("--runs", type=_positive, default=3, help="runs of each kind (%(default)s)")
     audit.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
-    for command in (make, show_all, show, check, audit):
+    images = add_build(commands)
+
+    for command in (make, show_all, show, check, audit, images):
         command.add_argument(
             "--pools", type=Path, default=DEFAULT_POOLS, help="where pools lie (%(default)s)"
         )
-    for command in (make, add, check, audit):
+    for command in (make, add, check, audit, images):
         command.add_argument("--jobs", type=_positive, default=2, help="tasks run at once (%(default)s)")
 
 
@@ -98,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
             return _show(_find_task(args.pools, args.task), args.solution)
         case "audit":
             return _audit(args)
+        case "build":
+            return _build(args)
         case _:
             return _validate(args)
 
@@ -208,6 +213,18 @@ def _audit(args: argparse.Namespace) -> int:
     wrong = {problem.task for problem in problems}
     print(f"{len(tasks) - len(wrong)} of {len(tasks)} graders grade, in {args.runs} runs of each kind.")
     return 1 if wrong else 0
+
+
+def _build(args: argparse.Namespace) -> int:
+    settings, names = settings_and_names(args.targets)
+    tasks: list[Task] = []
+    for name in names:
+        pool = _pool_at(args.pools, name)
+        tasks += pool.all_tasks() if pool else [_find_task(args.pools, name)]
+    with _Progress("images") as progress:
+        report = build_images(tasks, settings, args.jobs, progress)
+    print(report)
+    return 0
 
 
 def _pool_at(pools: Path, name: str) -> Pool | None:

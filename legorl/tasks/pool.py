@@ -106,6 +106,10 @@ class Pool:
             raise UserError(f"A pool has the splits train and heldout; there is no {split!r}.")
         return [self._load(entry) for entry in self.entries if entry.split == split]
 
+    def all_tasks(self) -> list[Task]:
+        """Of both splits, in index order. Raises `UserError` as `tasks`."""
+        return [load_task(self.path / entry.path) for entry in self.entries]
+
     def task(self, id: str) -> Task:
         """The task of this id.
 

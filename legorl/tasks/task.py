@@ -21,7 +21,8 @@ from typing import Any
 from legorl.errors import UserError
 
 _VERIFY_S = 600.0
-"""Harbor's own default."""
+_BUILD_S = 600.0
+"""Harbor's own defaults."""
 _PARTS = (
     *("task.toml", "instruction.md", "environment", "environment/repo"),
     *("tests", "tests/test.sh", "solution", "solution/solve.sh"),
@@ -52,14 +53,27 @@ class Task:
     verify_timeout_s: float = 60.0
     image: str = ""
     """Container image of its environment, where it names one."""
+    build_timeout_s: float = 600.0
+    """For its Dockerfile, where it names no image."""
     metadata: dict[str, str] = field(default_factory=dict)
     own_metadata: bool = True
     """It has the section `[metadata.legorl]`."""
 
     @property
+    def environment(self) -> Path:
+        """What an image of it is built from."""
+        return self.path / "environment"
+
+    @property
+    def dockerfile(self) -> Path | None:
+        """Its Dockerfile, if it has one."""
+        file = self.environment / "Dockerfile"
+        return file if file.is_file() else None
+
+    @property
     def workspace(self) -> Path:
         """The pristine repository, with the defect; where there is none, what the image is built from."""
-        repo = self.path / "environment" / "repo"
+        repo = self.environment / "repo"
         return repo if repo.is_dir() else repo.parent
 
     @property
@@ -99,6 +113,7 @@ def load_task(path: Path) -> Task:
             verify_timeout_s=_number(raw.get("verifier", {}), "timeout_sec", _VERIFY_S),
             image=str(raw.get("environment", {}).get("docker_image") or ""),
             own_metadata=own,
+            build_timeout_s=_number(raw.get("environment", {}), "build_timeout_sec", _BUILD_S),
             metadata={str(k): str(v) for k, v in lego.get("extra", {}).items()},
         )
         re.compile(task.pass_pattern)
@@ -117,8 +132,12 @@ def load_task(path: Path) -> Task:
     if _UNFIT.search(task.id):
         raise UserError(f"{file}: id={task.id!r} can name no directory: use letters, digits, `.`, `_`, `-`.")
     _stay_inside(path)
-    if not 0 < task.verify_timeout_s < math.inf:
-        raise UserError(f"{file}: timeout_sec={task.verify_timeout_s} is no number of seconds.")
+    for name, seconds in (
+        ("timeout_sec", task.verify_timeout_s),
+        ("build_timeout_sec", task.build_timeout_s),
+    ):
+        if not 0 < seconds < math.inf:
+            raise UserError(f"{file}: {name}={seconds} is no number of seconds.")
     if missing := [part for part in (task.workspace, task.tests / "test.sh") if not part.exists()]:
         raise UserError(f"{path} is not a task directory: {missing[0]} is missing.")
     return task

@@ -25,6 +25,7 @@ from legorl.proxy.row import Row
 from legorl.sandbox.base import Limits, Phase, Sandbox, SandboxProvider, SandboxSpec, Snapshot
 from legorl.sandbox.pool import START_GRACE_S, SandboxPool
 from legorl.sandbox.seal import sealed_workspace
+from legorl.tasks.image import image_of
 from legorl.tasks.task import Task
 from legorl.trial.agent import PROXY_S, AgentPhase, Conversation, blame
 from legorl.trial.archive import Remains, Started, mark_started, trial_directory, write_trial
@@ -108,7 +109,7 @@ class _Trial:
     def __init__(self, runner: TrialRunner, request: TrialRequest, watcher: Watcher | None) -> None:
         self.runner, self.request, self.config = runner, request, runner.config
         self.watcher = watcher
-        self.image = request.task.image or runner.config.sandbox.image
+        self.image = ""
         self.clock = PhaseClock()
         self.phases = PhaseLog(runner.config.sandbox.retry_delay_s, runner.pool.breaker.report, watcher)
         self.left = Conversation()
@@ -182,13 +183,9 @@ class _Trial:
         """One attempt: a fresh sandbox with the sealed workspace and the proxy, in the agent phase."""
         request, runner, settings = self.request, self.runner, self.config.sandbox
         async with self.clock.phase("seal", SEAL_S):
+            self.image = await asyncio.to_thread(image_of, request.task, settings.image)
             self.view = await asyncio.to_thread(
-                agent_view,
-                request.task,
-                self.policy,
-                runner.cache,
-                runner.seal,
-                canaries=settings.canaries,
+                agent_view, request.task, self.policy, runner.cache, runner.seal, canaries=settings.canaries
             )
         spec = SandboxSpec(
             trial_id=request.trial_id,

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Resolves requirements/laptop.lock anew from pyproject.toml (extras cpu and dev).
+# Resolves requirements/laptop.lock anew from pyproject.toml (extras cpu, dev, docker and kubernetes).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . scripts/find_links.sh
-.venv/bin/uv pip compile pyproject.toml --extra cpu --extra dev --python-version 3.11 --override requirements/overrides.txt \
+.venv/bin/uv pip compile pyproject.toml --extra cpu --extra dev --extra docker --extra kubernetes --python-version 3.11 --override requirements/overrides.txt \
   "${links[@]}" --no-emit-find-links --no-header --no-annotate -q -o requirements/laptop.lock
 # The CPU build and the public release of torch differ in the local part only.
 sed -i 's/^torch==\([0-9.]*\)+cpu$/torch==\1/' requirements/laptop.lock

@@ -63,6 +63,11 @@ RANGES: dict[str, Range] = {
     "sandbox.pool.breaker_rate": SHARE,
     "sandbox.pool.breaker_pause_s": AMOUNT,
     "sandbox.pool.breaker_probes": ANY_COUNT,
+    "sandbox.kubernetes.cpu": Range(0, open=True),
+    "sandbox.kubernetes.cpu_request": AMOUNT,
+    "sandbox.kubernetes.memory_request_mb": ANY_COUNT,
+    "sandbox.kubernetes.ttl_s": SECONDS,
+    "sandbox.kubernetes.orphan_s": Range(15),  # signs of life come every five seconds
     "filter.min_group": COUNT,
     "algo.clip_low": AMOUNT,
     "algo.clip_high": AMOUNT,

@@ -129,4 +129,16 @@ def _policy(c: Config) -> Iterator[str]:
         yield f"{model.heads=} must be a multiple of {model.kv_heads=}."
 
 
-_RULES = (out_of_range, _paths, _choices, _batch, _sampling, _schedule, _policy)
+def _kubernetes(c: Config) -> Iterator[str]:
+    if c.sandbox.name != "kubernetes":
+        return
+    kubernetes, sandbox = c.sandbox.kubernetes, c.sandbox
+    longest = sandbox.start_timeout_s + c.harness.deadline_s + 4 * sandbox.transfer_timeout_s
+    if kubernetes.ttl_s <= longest:
+        yield (
+            f"sandbox.kubernetes.ttl_s={kubernetes.ttl_s:g} would end a pod within a trial, which may take "
+            f"{longest:g} s and its grading: raise it."
+        )
+
+
+_RULES = (out_of_range, _paths, _choices, _batch, _sampling, _schedule, _policy, _kubernetes)

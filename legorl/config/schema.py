@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from legorl.config.schema_kubernetes import KubernetesConfig
+
 
 @dataclass
 class HarnessConfig:
@@ -118,6 +120,7 @@ class SandboxConfig:
     """Put out a made-up fix branch, reference patch and test file; an agent that reads one is on record."""
     docker: DockerConfig = field(default_factory=DockerConfig)
     harbor: HarborConfig = field(default_factory=HarborConfig)
+    kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
 
 
 @dataclass

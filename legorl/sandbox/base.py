@@ -96,6 +96,13 @@ class Snapshot:
     """Paths left out: special files, and files beyond the size limits, which count as unchanged."""
 
 
+class Rules(Protocol):
+    """The integrity policy as a sandbox asks it."""
+
+    def holds(self, rule: str) -> bool:
+        """Whether the rule is to be applied."""
+
+
 class ProxyEndpoint(Protocol):
     """The proxy as a sandbox sees it."""
 

@@ -7,8 +7,11 @@ site-packages, imports it.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import socket
+import struct
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -36,6 +39,13 @@ _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 _CAPABILITY_VERSION_3 = 0x20080522
 
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same on every architecture
+_AT_FDCWD = -100
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
+_MNT_DETACH = 2
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -49,6 +59,32 @@ def mount(source: str, target: str, fstype: str, flags: int, data: str = "") -> 
     """mount(2)."""
     arguments = (source.encode(), target.encode(), fstype.encode(), ctypes.c_ulong(flags), data.encode())
     _check(_libc.mount(*arguments), f"mount {fstype or source} on {target}")
+
+
+def open_tree(path: str) -> int:
+    """A mount of what lies at `path`, attached nowhere yet: it can go into another mount namespace."""
+    fd = _libc.syscall(_OPEN_TREE, _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    _check(fd, f"open_tree {path}")
+    return int(fd)
+
+
+def move_mount(fd: int, target: str) -> None:
+    """Attach what `open_tree` gave."""
+    arguments = (fd, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    _check(_libc.syscall(_MOVE_MOUNT, *arguments), f"move_mount to {target}")
+
+
+def unmount(target: str) -> None:
+    """Detach what is mounted there."""
+    _check(_libc.umount2(target.encode(), _MNT_DETACH), f"umount {target}")
+
+
+def bring_up_loopback() -> None:
+    """Of this network namespace."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
+        (flags,) = struct.unpack_from("16xH", request)
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
 
 
 def unshare(flags: int) -> None:
@@ -89,11 +125,24 @@ def drop_privileges() -> None:
     """Give up every capability for ever, and the ability to gain one by executing a file."""
     refuse_new_privileges()
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, "prctl(PR_CAP_AMBIENT)")
+    _drop_bounding_set()
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def become(uid: int) -> None:
+    """From root to this user and its group, without privileges or a way back to them."""
+    _drop_bounding_set()  # a right that goes with the user
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    drop_privileges()
+
+
+def _drop_bounding_set() -> None:
     for capability in range(64):
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) < 0:
             break  # beyond the last one this kernel knows
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def set_seccomp_filter(program: bytes) -> None:

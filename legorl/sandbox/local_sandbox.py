@@ -18,6 +18,7 @@ from legorl.sandbox.base import (
     ExecResult,
     Phase,
     ProxyEndpoint,
+    Rules,
     SandboxSpec,
     Snapshot,
 )
@@ -25,7 +26,6 @@ from legorl.sandbox.capture import Capture, sealed_input
 from legorl.sandbox.join import Join
 from legorl.sandbox.keepers import Keepers
 from legorl.sandbox.link import Link, LinkClosedError
-from legorl.sandbox.policy import Policy
 from legorl.sandbox.snapshot import take_snapshot
 
 _PROXY_S = 10.0
@@ -42,7 +42,7 @@ class LocalSandbox:
         init_pid: int,
         upper: int,
         groups: tuple[str, ...],
-        policy: Policy,
+        policy: Rules,
         transfer_timeout_s: float,
         end: Callable[[], Awaitable[None]],
     ) -> None:

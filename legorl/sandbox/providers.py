@@ -45,10 +45,26 @@ def _harbor(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:
     )
 
 
+def _kubernetes(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:
+    try:
+        from legorl.sandbox.kubernetes import KubernetesProvider
+    except ImportError as error:
+        raise UserError(f"sandbox=kubernetes needs `pip install 'legorl[kubernetes]'` ({error}).") from error
+
+    return KubernetesProvider(
+        config.kubernetes,
+        policy,
+        run=run,
+        image=config.image,
+        transfer_timeout_s=config.transfer_timeout_s,
+    )
+
+
 PROVIDERS: dict[str, Callable[[SandboxConfig, Policy, str], SandboxProvider]] = {
     "local": _local,
     "docker": _docker,
     "harbor": _harbor,
+    "kubernetes": _kubernetes,
 }
 
 

@@ -2,7 +2,7 @@
 
 Key rings are not confined by a namespace, and a command would inherit its host's; the others are the parts
 of the kernel where unprivileged code has most often found a way out. They fail with ENOSYS, so that programs
-fall back.
+fall back. Where no user namespace of its own stops a command from making namespaces, the filter does.
 """
 
 from __future__ import annotations
@@ -29,10 +29,29 @@ _DENIED = {
     "kexec_load": (246, 104),
     "kexec_file_load": (320, 294),
 }
+_NAMESPACES = {
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "clone3": (
+        435,
+        435,
+    ),  # its flags lie in memory, where a filter cannot look; the C library then uses clone
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsmount": (432, 432),
+    "mount_setattr": (442, 442),
+}
+_CLONE = (56, 220)
+_NAMESPACE_FLAGS = linux.ALL_NAMESPACES
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column above, AUDIT_ARCH value."""
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 _ALLOW = 0x7FFF0000
 _DENY = 0x00050000 | errno.ENOSYS
 _X32 = 0x40000000
@@ -43,24 +62,26 @@ def supported() -> bool:
     return platform.machine() in _MACHINES
 
 
-def deny_system_calls() -> None:
+def deny_system_calls(*, namespaces: bool = False) -> None:
     """From now on, for this process and its descendants; needs `linux.drop_privileges` first.
+
+    Args:
+        namespaces: deny making and entering namespaces, and mounting, too.
 
     Raises:
         OSError: the kernel has no seccomp filters.
         KeyError: not `supported`.
     """
     column, architecture = _MACHINES[platform.machine()]
-    numbers = sorted(call[column] for call in _DENIED.values())
-    # The denial is the last instruction; jumps count the instructions they pass over.
-    tests = [(_EQUAL, number) for number in numbers] + [(_AT_LEAST, _X32)]
-    program = [
-        (_LOAD, 0, 0, 4),  # architecture
-        (_EQUAL, 0, len(tests) + 2, architecture),
-        (_LOAD, 0, 0, 0),  # system call
-        *((test, len(tests) - index, 0, value) for index, (test, value) in enumerate(tests)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _DENY),
-    ]
+    denied = {**_DENIED, **_NAMESPACES} if namespaces else _DENIED
+    tests = [(_EQUAL, call[column]) for call in denied.values()] + [(_AT_LEAST, _X32)]
+    # (instruction, jump if true, jump if false, value); a jump counts the instructions it passes over.
+    program = [(_LOAD, 0, 0, _NUMBER)]
+    program += [(test, len(tests) - index, 0, value) for index, (test, value) in enumerate(tests)]
+    program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _DENY)]
+    if namespaces:
+        flags = [(_LOAD, 0, 0, _FIRST_ARGUMENT), (_ANY_BIT, 0, 1, _NAMESPACE_FLAGS), (_RETURN, 0, 0, _DENY)]
+        program = [(_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, len(flags), _CLONE[column]), *flags, *program]
+    program = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 0, len(program) - 1, architecture), *program]
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
     linux.set_seccomp_filter(struct.pack("@HP", len(program), ctypes.addressof(code)))

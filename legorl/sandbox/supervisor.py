@@ -28,11 +28,15 @@ from legorl.sandbox.inside import files
 from legorl.sandbox.watch import Watch
 
 _FORK_S = 2.0
-_OOM_SCORE = b"500"
-"""Of keepers and commands: the kernel ends one of them before their supervisor."""
+_OOM_SCORE = 500
+"""Of keepers and commands, on top of their supervisor's: the kernel ends one of them before it."""
+_OOM_SCORE_MAX = 1000
 
 
-def main(request: dict[str, Any], control: socket.socket) -> NoReturn:
+Build = Callable[[dict[str, Any], socket.socket], stage.Staged]
+
+
+def main(request: dict[str, Any], control: socket.socket, build: Build = stage.build) -> NoReturn:
     """Body of the forked process: never returns."""
     status = 1
     try:
@@ -44,14 +48,14 @@ def main(request: dict[str, Any], control: socket.socket) -> NoReturn:
                 cgroups.join(cgroups.Group(**group))
             for name, value in request["rlimits"].items():
                 _lower(getattr(resource, name), value)
-            oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
-            staged = stage.build(request, control)
+            oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+            staged = build(request, control)
         except (OSError, stage.StageError) as error:
             channel.send(control, channel.encode({"error": str(error)}))
             os._exit(1)
         channel.send(control, channel.encode({"init_pid": staged.init_pid}), [staged.upper_fd])
         os.close(staged.upper_fd)
-        Supervisor(control, staged.bubblewrap_pid, oom_fd).serve()
+        Supervisor(control, staged.bubblewrap_pid, oom_fd, int(os.read(oom_fd, 16))).serve()
         with contextlib.suppress(ProcessLookupError):
             os.kill(staged.init_pid, signal.SIGKILL)
         while True:  # a keeper nobody waits for would keep the process namespace alive
@@ -72,6 +76,7 @@ class Supervisor:
     bubblewrap_pid: int
     oom_fd: int
     """Of this process's own `oom_score_adj`, which it cannot open any more."""
+    oom_score: int
 
     def serve(self) -> None:
         """Until the host closes its end or the sandbox's init is killed."""
@@ -116,11 +121,11 @@ class Supervisor:
     def _keeper(self, message: dict[str, Any], fds: list[int]) -> None:
         ours, theirs = channel.pair()
         with ours, theirs:
-            os.write(self.oom_fd, _OOM_SCORE)  # inherited
+            os.write(self.oom_fd, b"%d" % min(self.oom_score + _OOM_SCORE, _OOM_SCORE_MAX))  # inherited
             try:
                 pid = _fork()
             finally:
-                os.write(self.oom_fd, b"0")
+                os.write(self.oom_fd, b"%d" % self.oom_score)
             if pid == 0:
                 self._watch.close()
                 os.close(self.oom_fd)

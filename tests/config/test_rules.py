@@ -58,6 +58,10 @@ def test_the_default_holds_every_rule(default: DictConfig) -> None:
         ),
         (["engine.temperature=0"], "engine.temperature=0"),
         (["engine.max_num_seqs=2"], "is below sandbox.concurrency"),
+        (
+            ["sandbox.name=kubernetes", "sandbox.kubernetes.ttl_s=60"],
+            "sandbox.kubernetes.ttl_s=60 would end a pod",
+        ),
         (["schedule.mode=async"], "needs schedule.max_staleness>=1"),
         (["schedule.max_staleness=1"], "set schedule.max_staleness=0"),
         (["schedule.mode=often"], "schedule.mode=often: use sync or async"),

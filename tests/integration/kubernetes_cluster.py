@@ -1,7 +1,8 @@
 """A real Kubernetes for tests: the one of `LEGORL_TEST_KUBECONFIG`, or one node of our own for the session.
 
-Our own is made of server binaries in a tarball (`LEGORL_TEST_KUBERNETES_TARBALL`) and of Debian's etcd, containerd
-and runc; `kubernetes_node.py` runs it. Without either, tests that need it are skipped and say why.
+Our own is made of server binaries in a tarball (`LEGORL_TEST_KUBERNETES_TARBALL`) and of Debian's etcd,
+containerd and runc; `kubernetes_node.py` runs it. Without either, tests that need it are skipped and say
+why.
 """
 
 from __future__ import annotations

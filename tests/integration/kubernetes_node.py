@@ -1,11 +1,10 @@
 """A real one-node Kubernetes in namespaces of its own, as a program; `kubernetes_cluster.py` starts it.
 
-    owner (the host's namespaces) ─ init (own mount, process and network namespace) ─ etcd, apiserver, scheduler,
-                                                                                      containerd, kubelet, pods
+    owner (the host's namespaces) ─ init (own mount, process and network namespace) ─ servers, pods
 
-Invariant: every process, mount and network interface lives in init's namespaces, so the kernel removes them when
-init dies, and init dies with the owner, which ends with its standard input. What the kernel keeps, control groups
-and the directory, the owner removes; what a killed owner left of these, the next one.
+Invariant: every process, mount and network interface lives in init's namespaces, so the kernel removes them
+when init dies, and init dies with the owner, which ends with its standard input. What the kernel keeps,
+control groups and the directory, the owner removes; what a killed owner left of these, the next one.
 """
 
 from __future__ import annotations

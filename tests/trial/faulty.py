@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from legorl.errors import (
@@ -93,9 +95,23 @@ _FOR_EVER_S = 3600.0
 
 
 async def kill_init(sandbox: Sandbox) -> None:
-    """`kill -9` of the sandbox's first process."""
-    assert sandbox.init_pid is not None
-    os.kill(sandbox.init_pid, signal.SIGKILL)
+    """`kill -9` of the sandbox's first process, on this machine."""
+    pid = sandbox.init_pid
+    if pid is None:  # an engine's container: its process namespace tells which
+        seen = await sandbox.exec(["readlink", "/proc/self/ns/pid"], timeout_s=20)
+        pid = await asyncio.to_thread(_first_process, seen.stdout.decode().strip())
+    os.kill(pid, signal.SIGKILL)
+
+
+def _first_process(namespace: str) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if str((entry / "ns" / "pid").readlink()) == namespace:
+                    (inner,) = re.findall(r"^NSpid:.*\b(\d+)$", (entry / "status").read_text(), re.M)
+                    if inner == "1":
+                        return int(entry.name)
+    raise LookupError(f"no first process in {namespace}")
 
 
 class FaultySandbox:

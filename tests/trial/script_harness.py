@@ -76,7 +76,7 @@ class ScriptHarness:
 
     def command(self, instruction: str, base_url: str, token: str, limits: HarnessLimits) -> Launch:
         env = {"URL": base_url, "TOKEN": token, "TURNS": str(limits.turns), "TASK": instruction}
-        return Launch(("python", "-I", "-S", SCRIPT), env, {SCRIPT: AGENT.encode()})
+        return Launch(("python3", "-I", "-S", SCRIPT), env, {SCRIPT: AGENT.encode()})
 
     async def run(self, sandbox: Sandbox, launch: Launch, timeout_s: float) -> ExecResult:
         for path, data in launch.files.items():

@@ -49,12 +49,14 @@ def _make(workspace: Path, graded: Path) -> None:
         tree = partial / "tree"
         shutil.copytree(workspace, tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         git(tree, "init", "-q", "--template=", "-b", BRANCH)
+        git(tree, "config", "core.logAllRefUpdates", "false")
         # Fetched and not copied: only what the state descends from is sent, wherever its objects lie.
         tags = git(workspace, "tag", "--merged", "HEAD").split()
         wanted = [f"HEAD:refs/heads/{BRANCH}", *(f"refs/tags/{tag}:refs/tags/{tag}" for tag in tags)]
         git(tree, "fetch", "-q", "--no-tags", "--update-shallow", "-u", str(workspace.resolve()), *wanted)
         git(tree, "reset", "-q", "--mixed", "HEAD")
-        (tree / ".git" / "FETCH_HEAD").unlink(missing_ok=True)
+        for name in ("FETCH_HEAD", "ORIG_HEAD"):
+            (tree / ".git" / name).unlink(missing_ok=True)
         try:
             tree.rename(graded)
         except OSError:

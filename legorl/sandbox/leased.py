@@ -18,6 +18,7 @@ from legorl.errors import (
     TransferError,
 )
 from legorl.sandbox.base import WORKDIR, ExecResult, Phase, ProxyEndpoint, Sandbox, Snapshot
+from legorl.sandbox.snapshot import contained
 from legorl.sandbox.timing import Timings
 
 GRACE_S = 30.0
@@ -99,7 +100,7 @@ class Leased:
     async def snapshot(self) -> Snapshot:
         """See `Sandbox`."""
         async with self._bounded("snapshot", self._transfer_s, TransferError):
-            return await self._sandbox.snapshot()
+            return contained(await self._sandbox.snapshot())
 
     async def stop(self) -> None:
         """See `Sandbox`."""

@@ -9,6 +9,7 @@ the sandbox.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +33,27 @@ _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def ignored(name: str) -> bool:
     """Names that are no part of a repository's state: git's own directory and byte code."""
     return any(name.endswith(word[1:]) if word[0] == "*" else name == word for word in IGNORED)
+
+
+def contained(snapshot: Snapshot) -> Snapshot:
+    """The snapshot without paths that lead out of the workspace or into git's directory; they are `skipped`.
+
+    No provider should deliver one; an agent that found out how to make it do so must gain nothing.
+    """
+    wrong = {path for path in snapshot.changed if not _stays_inside(path)}
+    if not wrong:
+        return snapshot
+    return dataclasses.replace(
+        snapshot,
+        changed={path: data for path, data in snapshot.changed.items() if path not in wrong},
+        modes={path: mode for path, mode in snapshot.modes.items() if path not in wrong},
+        skipped=tuple(sorted({*snapshot.skipped, *wrong})),
+    )
+
+
+def _stays_inside(path: str) -> bool:
+    parts = path.split("/")
+    return "\0" not in path and not {"", ".", "..", ".git"} & set(parts)
 
 
 def take_snapshot(upper: int, workspace: Path, opaque_attribute: str) -> Snapshot:

@@ -3,6 +3,7 @@
 set -euo pipefail
 
 packages=(
+  erofs-utils nginx-light # images on a web server (tests/integration/test_sandbox_lazy.py)
   docker.io python3 mawk patch procps # Docker's engine, and what its tests' image is made of (tests/integration/rootfs.py)
   etcd-server containerd runc containernetworking-plugins iproute2 nftables openssl # a Kubernetes node (tests/integration/kubernetes_cluster.py)
 )

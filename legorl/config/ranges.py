@@ -53,6 +53,8 @@ RANGES: dict[str, Range] = {
     "sandbox.disk_mb": COUNT,
     "sandbox.start_timeout_s": SECONDS,
     "sandbox.transfer_timeout_s": SECONDS,
+    "sandbox.local.image_cache_mb": COUNT,
+    "sandbox.local.image_timeout_s": SECONDS,
     "sandbox.retries": ANY_COUNT,
     "sandbox.retry_delay_s": AMOUNT,
     "sandbox.pool.starts_per_s": AMOUNT,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from legorl.config.schema_kubernetes import KubernetesConfig
+from legorl.config.schema_providers import HarborConfig, LocalConfig
 
 
 @dataclass
@@ -80,16 +81,6 @@ class DockerConfig:
 
 
 @dataclass
-class HarborConfig:
-    """Of `sandbox=harbor`."""
-
-    environment: str = "legorl.sandbox.harbor_local:LocalEnvironment"
-    """Environment class, `module:Class`, or one of Harbor's own types (`docker`, `daytona`, `modal`, ...)."""
-    options: list[str] = field(default_factory=list)
-    """NAME=VALUE, further arguments of the class; values are YAML."""
-
-
-@dataclass
 class SandboxConfig:
     """Where trials run."""
 
@@ -119,6 +110,7 @@ class SandboxConfig:
     canaries: bool = True
     """Put out a made-up fix branch, reference patch and test file; an agent that reads one is on record."""
     docker: DockerConfig = field(default_factory=DockerConfig)
+    local: LocalConfig = field(default_factory=LocalConfig)
     harbor: HarborConfig = field(default_factory=HarborConfig)
     kubernetes: KubernetesConfig = field(default_factory=KubernetesConfig)
 

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from legorl.config.schema import HarborConfig
+from legorl.config.schema_providers import HarborConfig
 from legorl.errors import IntegrityError, SandboxStartError
 from legorl.sandbox.base import WORKDIR, SandboxSpec
 from legorl.sandbox.contained import ContainedSandbox

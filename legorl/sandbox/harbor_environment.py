@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from legorl.config.schema import HarborConfig
+from legorl.config.schema_providers import HarborConfig
 from legorl.errors import IntegrityError, SandboxStartError, UserError
 from legorl.sandbox.base import SandboxSpec
 from legorl.sandbox.policy import Policy

@@ -67,6 +67,10 @@ class Launcher:
             if pid == 0:
                 watch.close()
                 self.control.close()
+                if request.get("op") == "image":
+                    from legorl.sandbox import lazy_server  # what it imports would slow down every start
+
+                    lazy_server.main(request, theirs)
                 supervisor.main(request, theirs)
         self.running[pid] = request
 
@@ -85,7 +89,10 @@ class Launcher:
             if pid == 0:
                 break
             if pid in self.running:
-                self.leftover += [group["directory"] for group in self.running.pop(pid)["groups"]]
+                request = self.running.pop(pid)
+                self.leftover += [group["directory"] for group in request.get("groups", ())]
+                if request.get("op") == "image":
+                    stage.unmount_image(request["serial"])
             self._kill_adopted()
         self.leftover = [directory for directory in self.leftover if not cgroups.remove(Path(directory), 0)]
 

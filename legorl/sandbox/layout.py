@@ -14,6 +14,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from legorl.sandbox import linux
 from legorl.sandbox.base import WORKDIR, SandboxSpec
 
 STAGE = "/sys/kernel"
@@ -24,6 +25,8 @@ BOX = f"{STAGE}/box"
 UID = 1000
 HOME = "/home/agent"
 INIT = "/.init"
+IMAGE_INIT = "/.init/sleep"
+IMAGES = f"{STAGE}/images"
 HOST = "/host"
 """Where the host's root is seen when the rule `host_invisible` is off."""
 
@@ -48,13 +51,20 @@ _ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/
 """Of the host's /etc: what programs need and what says nothing about the host (no keys, no accounts)."""
 _PYTHON = "/opt/python/bin"
 """Holds `python`, which some systems have under the name `python3` only."""
+_IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ACCOUNTS_BYTES = 1 << 20
 _TREES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
-def environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Environment of every command: a fixed base, then the spec's variables."""
+def environment(extra: Mapping[str, str], *, image: bool = False) -> dict[str, str]:
+    """Environment of every command: a fixed base, then the spec's variables.
+
+    Args:
+        image: the root directory is an image's.
+    """
+    host_path = f"{_PYTHON}:{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     base = {
-        "PATH": f"{_PYTHON}:{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "PATH": _IMAGE_PATH if image else host_path,
         "HOME": HOME,
         "USER": "agent",
         "LOGNAME": "agent",
@@ -74,13 +84,16 @@ def writable(spec: SandboxSpec) -> dict[str, str]:
     return {**WRITABLE, **{f"extra{number}": path for number, path in enumerate(spec.directories)}}
 
 
-def bubblewrap_arguments(spec: SandboxSpec, off: frozenset[str] = frozenset()) -> list[str]:
+def bubblewrap_arguments(
+    spec: SandboxSpec, off: frozenset[str] = frozenset(), *, image: bool = False
+) -> list[str]:
     """Arguments after `bwrap`, without the command. The order matters: later mounts lie on earlier ones.
 
     Args:
         off: rules of the integrity policy that are switched off.
+        image: the root directory is an image's, which `stage.build` has put together.
     """
-    arguments = [*_host_arguments(off)]
+    arguments = [*(_image_arguments(off) if image else _host_arguments(off))]
     for source, target in writable(spec).items():
         arguments += ["--bind", f"{BOX}/{source}", target]
     bind = "--bind" if "runtime_read_only" in off else "--ro-bind"
@@ -91,19 +104,37 @@ def bubblewrap_arguments(spec: SandboxSpec, off: frozenset[str] = frozenset()) -
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", WORKDIR]
 
 
-@functools.cache
-def _host_arguments(off: frozenset[str]) -> tuple[str, ...]:
-    """Those that are the same for every sandbox on this host."""
+def _namespaces(off: frozenset[str]) -> list[str]:
+    """Own namespaces, and what commands may do in them."""
     rights = ["--disable-userns", "--uid", str(UID), "--gid", str(UID), "--cap-drop", "ALL"]
     if "no_privileges" in off:
         rights = ["--uid", "0", "--gid", "0"]
     network = [] if "network_closed" in off else ["--unshare-net"]
-    arguments = [
+    return [
         *("--unshare-user", *rights, *network),
         *("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"),
-        *("--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
+        *("--hostname", "sandbox"),
     ]
+
+
+def _system_arguments() -> list[str]:
+    """/proc without the kernel's settings, and /dev."""
+    arguments = ["--proc", "/proc"]
+    for path in _kernel_settings():
+        arguments += ["--ro-bind", str(path) if path.is_dir() else "/dev/null", str(path)]
+    return [*arguments, "--dev", "/dev"]
+
+
+@functools.cache
+def _image_arguments(off: frozenset[str]) -> tuple[str, ...]:
+    return (*_namespaces(off), "--bind", f"{BOX}/root", "/", *_system_arguments())
+
+
+@functools.cache
+def _host_arguments(off: frozenset[str]) -> tuple[str, ...]:
+    """Those that are the same for every sandbox on this host."""
+    arguments = [*_namespaces(off), "--ro-bind", "/usr", "/usr"]
     for tree in _TREES:
         if Path(tree).is_symlink():
             arguments += ["--symlink", str(Path(tree).readlink()), tree]
@@ -120,10 +151,28 @@ def _host_arguments(off: frozenset[str]) -> tuple[str, ...]:
     if Path(site).is_dir():
         arguments += ["--tmpfs", site, "--remount-ro", site]
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    arguments += ["--symlink", f"{prefix}/bin/{version}", f"{_PYTHON}/python", "--proc", "/proc"]
-    for path in _kernel_settings():
-        arguments += ["--ro-bind", str(path) if path.is_dir() else "/dev/null", str(path)]
-    return (*arguments, "--dev", "/dev", "--ro-bind", f"{STAGE}/init", INIT)
+    arguments += ["--symlink", f"{prefix}/bin/{version}", f"{_PYTHON}/python"]
+    return (*arguments, *_system_arguments(), "--ro-bind", f"{STAGE}/init", INIT)
+
+
+def image_place(serial: int) -> str:
+    """Where `lazy_server` mounts: `file` with the image, `root` with what is in it."""
+    return f"{IMAGES}/{serial}"
+
+
+def image_etc(image: str) -> dict[str, str]:
+    """Files of /etc that an image gets: our own, and its accounts with the agent's among them."""
+    files = {name: ETC_FILES[name] for name in ("hosts", "hostname", "resolv.conf")}
+    for name in ("passwd", "group"):
+        try:
+            fd = linux.open_in_root(image, f"etc/{name}", os.O_RDONLY | os.O_NONBLOCK)
+            with os.fdopen(fd, encoding="utf-8", errors="surrogateescape") as stream:
+                own = stream.read(_ACCOUNTS_BYTES).rstrip("\n").splitlines()
+        except FileNotFoundError:
+            own = ETC_FILES[name].splitlines()[:1]
+        own = [line for line in own if line.split(":")[2:3] != [str(UID)] and not line.startswith("agent:")]
+        files[name] = "\n".join([*own, ETC_FILES[name].splitlines()[1]]) + "\n"
+    return files
 
 
 def etc_directories() -> list[str]:

@@ -24,10 +24,15 @@ ALL_NAMESPACES = (
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 )
 
+MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
+
+_OPENAT2 = 437
+"""On every architecture."""
+_RESOLVE_IN_ROOT = 0x10
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
@@ -85,6 +90,18 @@ def bring_up_loopback() -> None:
         request = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
         (flags,) = struct.unpack_from("16xH", request)
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
+
+
+def open_in_root(root: str, path: str, flags: int) -> int:
+    """openat2(2): a path as it is seen by who has `root` for its root directory, links included."""
+    directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        how = (ctypes.c_uint64 * 3)(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT)
+        fd = int(_libc.syscall(_OPENAT2, directory, path.encode(), how, ctypes.sizeof(how)))
+        _check(fd, f"openat2 {path}")
+        return fd
+    finally:
+        os.close(directory)
 
 
 def unshare(flags: int) -> None:

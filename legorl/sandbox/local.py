@@ -23,11 +23,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import legorl
-from legorl.errors import SandboxStartError, UserError
+from legorl.errors import ImageError, SandboxStartError, UserError
 from legorl.sandbox import cgroups, channel, layout, seccomp
 from legorl.sandbox.base import Limits, SandboxSpec
+from legorl.sandbox.lazy import LazyCache, LazyImage, LazyImages, is_lazy
 from legorl.sandbox.link import Link, LinkClosedError
 from legorl.sandbox.local_sandbox import LocalSandbox
 from legorl.sandbox.policy import Policy, load_policy
@@ -70,7 +72,19 @@ class LocalProvider:
 
     name = "local"
 
-    def __init__(self, policy: Policy | None = None, *, transfer_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        policy: Policy | None = None,
+        *,
+        transfer_timeout_s: float = 30.0,
+        image: str = "",
+        cache: LazyCache | None = None,
+    ) -> None:
+        """
+        Args:
+            image: for specs that name none.
+            cache: for images on a web server; without one, there are none.
+        """
         self.policy = policy or load_policy()
         self._bubblewrap = check_host()
         self._hierarchy = cgroups.find()
@@ -80,6 +94,8 @@ class LocalProvider:
         self._launcher: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._serial = itertools.count(1)
         self._running: set[LocalSandbox] = set()
+        self._default_image = image
+        self._images = LazyImages(cache, self._spawn) if cache else None
 
     @property
     def limits_by(self) -> str:
@@ -94,12 +110,13 @@ class LocalProvider:
         for path in (spec.workspace, *(item.source for item in spec.mounts)):
             if not path.exists():
                 raise SandboxStartError(f"{spec.trial_id}: {path} does not exist on the host.")
+        image = await self._image(spec)
         serial = next(self._serial)
         ours, theirs = channel.pair()
         link = Link(ours)
         try:
             with theirs:
-                groups = self._request(spec, serial, theirs)
+                groups = self._request(spec, serial, theirs, image.root if image else "")
             message, fds = await asyncio.wait_for(link.hello(), spec.start_timeout_s)
             if "error" in message:
                 raise SandboxStartError(f"{spec.trial_id}: {message['error']}")
@@ -114,6 +131,8 @@ class LocalProvider:
             raise SandboxStartError(f"{spec.trial_id}: the launcher or the supervisor was killed.") from error
         except BaseException:
             await self._end(serial, link)
+            if image:
+                image.check()
             raise
 
         async def end() -> None:
@@ -128,12 +147,31 @@ class LocalProvider:
             groups=groups,
             policy=self.policy,
             transfer_timeout_s=self._transfer_timeout_s,
+            image=image,
             end=end,
         )
         self._running.add(sandbox)
         return sandbox
 
-    def _request(self, spec: SandboxSpec, serial: int, control: socket.socket) -> tuple[str, ...]:
+    async def _image(self, spec: SandboxSpec) -> LazyImage | None:
+        """What the root file system is to be; None: the host's. Raises `ImageError`."""
+        name = spec.image or self._default_image
+        if not is_lazy(name):
+            return None
+        if self._images is None:
+            raise ImageError(f"{spec.trial_id}: this provider has no cache for the image {name}.")
+        return await self._images.mounted(name)
+
+    def _spawn(self, request: dict[str, Any], control: socket.socket) -> None:
+        """Have the launcher start the process of an image."""
+        launcher, sock = self._ensure_launcher()
+        message = {**request, "serial": next(self._serial), "launcher": launcher.pid}
+        try:
+            channel.send(sock, channel.encode(message), [control.fileno()])
+        except (OSError, channel.MessageTooLargeError) as error:
+            raise ImageError(f"{request['url']}: the launcher cannot be asked: {error}.") from error
+
+    def _request(self, spec: SandboxSpec, serial: int, control: socket.socket, root: str) -> tuple[str, ...]:
         """Ask the launcher for a sandbox; returns the directories of its control groups."""
         launcher, sock = self._ensure_launcher()
         groups: list[cgroups.Group] = []
@@ -151,7 +189,8 @@ class LocalProvider:
             "workspace": str(spec.workspace.resolve()),
             "disk_mb": spec.limits.disk_mb,
             "bwrap": self._bubblewrap,
-            "arguments": layout.bubblewrap_arguments(spec, self.policy.off),
+            "arguments": layout.bubblewrap_arguments(spec, self.policy.off, image=bool(root)),
+            "root": root,
             "timeout_s": spec.start_timeout_s,
         }
         try:
@@ -203,6 +242,8 @@ class LocalProvider:
     async def close(self) -> None:
         """See `SandboxProvider`."""
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._running)))
+        if self._images is not None:
+            await self._images.close()
         if self._launcher is None:
             return
         (process, control), self._launcher = self._launcher, None

@@ -25,6 +25,7 @@ from legorl.sandbox.base import (
 from legorl.sandbox.capture import Capture, sealed_input
 from legorl.sandbox.join import Join
 from legorl.sandbox.keepers import Keepers
+from legorl.sandbox.lazy import LazyImage
 from legorl.sandbox.link import Link, LinkClosedError
 from legorl.sandbox.snapshot import take_snapshot
 
@@ -44,6 +45,7 @@ class LocalSandbox:
         groups: tuple[str, ...],
         policy: Rules,
         transfer_timeout_s: float,
+        image: LazyImage | None,
         end: Callable[[], Awaitable[None]],
     ) -> None:
         self._spec = spec
@@ -54,6 +56,7 @@ class LocalSandbox:
         self._groups = groups
         self._policy = policy
         self._transfer_timeout_s = transfer_timeout_s
+        self._image = image
         self._end = end
         self._phase = Phase.SETUP
         self._proxy: ProxyEndpoint | None = None
@@ -81,7 +84,7 @@ class LocalSandbox:
 
     def joined_env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that `exec` gives a command."""
-        return layout.environment({**self._spec.env, **(extra or {})})
+        return layout.environment({**self._spec.env, **(extra or {})}, image=self._image is not None)
 
     async def exec(
         self,
@@ -107,7 +110,9 @@ class LocalSandbox:
             try:
                 answer = await self._keepers.run(message, [source, out.writer, err.writer], timeout_s)
             except (LinkClosedError, TimeoutError, channel.MessageTooLargeError) as error:
+                self._check_image()
                 raise SandboxExecError(self._about(f"{argv[0]}: {error}")) from error
+            self._check_image()
             if "error" in answer:
                 raise SandboxExecError(self._about(answer["error"]))
             return ExecResult(
@@ -143,13 +148,20 @@ class LocalSandbox:
         try:
             answer, received = await self._link.request(message, fds, timeout_s=self._transfer_timeout_s)
         except (LinkClosedError, TimeoutError, channel.MessageTooLargeError) as error:
+            self._check_image()
             raise TransferError(self._about(f"{what}: {error}")) from error
+        self._check_image()
         if answer.get("errno") == errno.ENOSPC:
             size = self._spec.limits.disk_mb
             raise TransferError(self._about(f"{what}: the disk of {size} MB is full; raise sandbox.disk_mb."))
         if "error" in answer:
             raise TransferError(self._about(f"{what}: {answer['error']}"))
         return answer, received
+
+    def _check_image(self) -> None:
+        """What failed because the image could be read no more is told as that."""
+        if self._image is not None:
+            self._image.check()
 
     async def connect_proxy(self, proxy: ProxyEndpoint) -> str:
         """See `Sandbox`. Reachable in the agent phase only; that phase may also be entered later."""

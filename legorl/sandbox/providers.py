@@ -17,9 +17,14 @@ from legorl.sandbox.policy import Policy, load_policy
 
 
 def _local(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:
+    from legorl.sandbox.lazy import LazyCache
     from legorl.sandbox.local import LocalProvider
 
-    return LocalProvider(policy, transfer_timeout_s=config.transfer_timeout_s)
+    local = config.local
+    cache = LazyCache(Path(local.image_cache), local.image_cache_mb, local.image_timeout_s)
+    return LocalProvider(
+        policy, transfer_timeout_s=config.transfer_timeout_s, image=config.image, cache=cache
+    )
 
 
 def _docker(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:

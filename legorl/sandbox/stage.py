@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -71,6 +72,8 @@ def build(request: dict[str, Any], control: socket.socket) -> Staged:
     for name in ("tmp", "shm"):
         os.chmod(f"{layout.BOX}/{name}", 0o1777)  # noqa: PTH101
     _overlay(request["workspace"], privileged=request["privileged"])
+    if request["root"]:
+        _image_root(request["root"], privileged=request["privileged"])
     upper_fd = os.open(f"{layout.BOX}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     init_pid, bubblewrap_pid = _bubblewrap(request, control)
     linux.enter_namespaces(init_pid, own_network="network_closed" not in off)
@@ -81,6 +84,13 @@ def build(request: dict[str, Any], control: socket.socket) -> Staged:
     linux.set_dumpable(False)
     linux.set_parent_death_signal(signal.SIGKILL)  # changing credentials cleared it
     return Staged(init_pid, bubblewrap_pid, upper_fd)
+
+
+def unmount_image(serial: int) -> None:
+    """Take away what `lazy_server` mounted; sandboxes that still use it keep it until they end."""
+    for name in ("root", "file"):
+        with contextlib.suppress(OSError):  # it may not have come so far
+            linux.unmount(f"{layout.image_place(serial)}/{name}")
 
 
 def _private_mounts() -> None:
@@ -106,11 +116,35 @@ def _overlay(workspace: str, *, privileged: bool) -> None:
     os.close(lower)
 
 
+def _image_root(image: str, *, privileged: bool) -> None:
+    """The image with what a sandbox has of its own; mount points are made in the upper layer too.
+
+    The image is not ours: its files are read as from within it, and what is written goes to the upper layer.
+    """
+    box = Path(layout.BOX)
+    for name in ("root", "root-upper", "root-work"):
+        (box / name).mkdir()
+    upper = box / "root-upper"
+    (upper / "etc").mkdir()
+    for name, text in layout.image_etc(image).items():
+        (upper / "etc" / name).write_text(text)
+    # In a directory of its own: a program that is several, busybox, goes by its name.
+    (upper / layout.IMAGE_INIT[1:]).parent.mkdir()
+    sleep = linux.open_in_root(image, "bin/sleep", os.O_RDONLY)
+    with os.fdopen(sleep, "rb") as source, open(f"{upper}{layout.IMAGE_INIT}", "wb") as target:  # noqa: PTH123
+        shutil.copyfileobj(source, target)
+        os.fchmod(target.fileno(), 0o111)
+    options = f"lowerdir={image},upperdir={upper},workdir={box}/root-work"
+    options += "" if privileged else ",userxattr"
+    linux.mount("overlay", f"{box}/root", "overlay", _FLAGS, options)
+
+
 def _bubblewrap(request: dict[str, Any], control: socket.socket) -> tuple[int, int]:
     """Run bubblewrap; returns the host pids of the sandbox's init and of bubblewrap itself."""
     out, info, errors = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
+    init = layout.IMAGE_INIT if request["root"] else layout.INIT
     # Init only exists: with SIGCHLD ignored the kernel reaps the orphans it adopts. It says when it is there.
-    script = f"trap '' CHLD; echo ready; exec {layout.INIT} infinity >/dev/null 2>&1"
+    script = f"trap '' CHLD; echo ready; exec {init} infinity >/dev/null 2>&1"
     pid = os.posix_spawn(
         request["bwrap"],
         ["bwrap", "--info-fd", "3", *request["arguments"], "--", "/bin/sh", "-c", script],

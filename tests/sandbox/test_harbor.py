@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from legorl.config.schema import HarborConfig, SandboxConfig
+from legorl.config.schema import SandboxConfig
+from legorl.config.schema_providers import HarborConfig
 from legorl.errors import UserError
 from legorl.sandbox.harbor_dockerfile import Copy, read_dockerfile
 from legorl.sandbox.harbor_environment import options_of

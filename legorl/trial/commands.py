@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,10 @@ def _policy(
     args: argparse.Namespace, config: Config, task: Task, out: Path
 ) -> AbstractAsyncContextManager[Policy]:
     from legorl.policy import open_policy
+    from legorl.trainer import environment
 
+    # What vLLM reads when it is imported; here it starts its core itself.
+    environment.set_up(replace(config, launcher=replace(config.launcher, warm_workers=False)))
     model = args.model or (Path(config.model.path) if config.model.path else None)
     if args.engine_url:
         if model is None:

@@ -41,7 +41,7 @@ _EDITING = re.compile(
 _OPENED = re.compile(r"""(?:open|Path)\(\s*['"](?P<path>[^'"]+)['"](?:\)\.write|\s*,\s*['"][wax])""")
 _PATH_KEYS = ("path", "file_path", "filename", "notebook_path", "target_file")
 _TAMPERING = re.compile(
-    r"os\._exit|os\.kill\(|unittest\.\w+.*\s=\s|sys\.settrace|_getframe|gc\.get_objects|/proc/\S*/(?:mem|fd)"
+    r"os\._exit|os\.kill\(|os\.fork\(|/logs/verifier|unittest\.\w+.*\s=\s|sys\.settrace|_getframe|gc\.get_objects|/proc/\S*/(?:mem|fd)"
 )
 
 

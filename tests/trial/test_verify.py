@@ -231,3 +231,34 @@ async def test_a_task_of_harbor_whose_verifier_says_nothing_is_broken(tmp_path: 
     (made.tests / "test.sh").write_text("exit 0\n")
     with pytest.raises(VerifierError, match="no readable result"):
         await graded_task(made, Snapshot({}, {}, ""), FakeProvider(tmp_path / "boxes"))
+
+
+@pytest.mark.parametrize("stated", ["NaN", "inf", "1e999", "1 1", "2.0", "-1", "", "true", "1" * 400])
+async def test_a_reward_that_is_none_names_the_task(tmp_path: Path, stated: str) -> None:
+    made = make_task(tmp_path / "task")
+    with (made.tests / "test.sh").open("a") as file:
+        file.write(f"printf %s '{stated}' > /logs/verifier/reward.txt\n")
+    got = await grade(
+        made, left(shop__cart_py=FIXED), FakeProvider(tmp_path / "boxes"),
+        trial_id="t", workspace=made.workspace, limits=Limits(), start_timeout_s=5.0,
+    )  # fmt: skip
+    assert got.reward == 0.0 and "check_age" in got.detail and "no number from 0 to 1" in got.detail
+
+
+async def test_an_earlier_reward_is_gone_before_the_verifier_runs(tmp_path: Path) -> None:
+    made = make_task(tmp_path / "task")
+    (made.tests / "test.sh").write_text("ls /logs/verifier; exit 0\n")
+    snapshot = left(shop__cart_py=FIXED)
+    provider = FakeProvider(tmp_path / "boxes")
+    arguments = {"trial_id": "t", "workspace": made.workspace, "limits": Limits(), "start_timeout_s": 5.0}
+    got = await grade(made, snapshot, provider, **arguments)  # type: ignore[arg-type]
+    assert got.reward == 0.0 and got.output == b"", "the verifier found something there"
+
+
+async def test_a_killed_verifier_of_a_plain_task_gives_nothing(tmp_path: Path) -> None:
+    made = make_task(tmp_path / "task", hidden_tests=())
+    (made.tests / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\nkill -9 $$\n")
+    provider = FakeProvider(tmp_path / "boxes")
+    arguments = {"trial_id": "t", "workspace": made.workspace, "limits": Limits(), "start_timeout_s": 5.0}
+    got = await grade(made, left(shop__cart_py=FIXED), provider, **arguments)  # type: ignore[arg-type]
+    assert got.reward == 0.0 and "check_age was killed" in got.detail

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
 from legorl.config.resolved import load_config
-from legorl.errors import OutageError
 from legorl.sandbox.providers import configured_policy
 from legorl.tracking.events import Canary, EventLog, Heldout, Phase, Start, Step
 from legorl.tracking.metrics import heldout_metrics, step_metrics
@@ -29,21 +27,11 @@ from legorl.tracking.mlflow import Tracker
 from legorl.trainer import canary
 from legorl.trainer.batch import advantages
 from legorl.trainer.engine import AsyncClient, SyncClient
+from legorl.trainer.outage import NothingToTrainError, nothing_left, stop_at_outage
 from legorl.trainer.verl_metrics import alignment, translate
 from legorl.trial.record import TrialRecord
 
 CANARY_TEXT = "<|im_start|>user\nWhat is the test that fails?<|im_end|>\n<|im_start|>assistant\n"
-
-
-class NothingToTrainError(RuntimeError):
-    """Every trial of a step was excluded: something around the policy is broken."""
-
-
-def _stop_at_outage(records: Sequence[TrialRecord]) -> None:
-    """Raises `OutageError` when a trial says that the infrastructure is down."""
-    for record in records:
-        if record.termination == OutageError.cause:
-            raise OutageError(record.detail)
 
 
 class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
@@ -84,14 +72,9 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             seed=self.lego.seed,
             step=self.global_steps,
         )
-        _stop_at_outage(result.records)
+        stop_at_outage(result.records)
         if not any(trial.counted for trial in result.admission.trials):
-            causes = sorted({record.termination for record in result.records})
-            details = next((record.detail for record in result.records if record.detail), "")
-            raise NothingToTrainError(
-                f"All {len(result.records)} trials of step {self.global_steps} were excluded "
-                f"({', '.join(causes)}). First detail: {details}"
-            )
+            raise nothing_left(result.records, f"trials of step {self.global_steps}")
         self._records.extend(result.records)
         metrics.update(alignment(data, masks))
         rows = [mask.float() * float(value) for mask, value in zip(masks, result.per_row, strict=True)]
@@ -125,13 +108,10 @@ class _TrialTrainer(PPOTrainer):  # type: ignore[misc]
             )
             records += [TrialRecord.from_json(extra["legorl_record"]) for extra in list(data["extra_fields"])]
             tq.kv_clear(keys=done.keys, partition_id=done.partition_id)
-        _stop_at_outage(records)
+        stop_at_outage(records)
         metrics = heldout_metrics(records)
         if metrics["heldout/n"] == 0:
-            raise NothingToTrainError(
-                f"All {len(records)} held-out trials after step {self.global_steps} were excluded: "
-                f"{sorted({record.termination for record in records})}."
-            )
+            raise nothing_left(records, f"held-out trials after step {self.global_steps}")
         self.events.write(
             Heldout(self.global_steps, metrics["heldout/success"], int(metrics["heldout/n"]), metrics)
         )

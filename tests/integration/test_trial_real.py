@@ -27,12 +27,14 @@ from legorl.proxy.store import load
 from legorl.sandbox.base import Sandbox, SandboxSpec
 from legorl.tasks.pool import Pool
 from legorl.tasks.synth import synth
+from legorl.tasks.task import load_task
 from legorl.trial.capture import capture
 from legorl.trial.one import Workshop, open_workshop, run_one
 from legorl.trial.record import read_record
 from legorl.trial.termination import TERMINATIONS, Blame
 from tests.fakes import SUBMIT, HermesParser
 from tests.integration.leftovers import no_leftovers
+from tests.tasks.test_task import write
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -228,3 +230,17 @@ def test_the_command_that_runs_one_trial(pool: Pool, tmp_path: Path) -> None:
             record = read_record(out / "trials" / "step_0000" / "one")
             assert (record.task, record.reward) == (task.id, 1.0)
             assert [phase.name for phase in record.phases] == ["setup", "agent", "verify"]
+
+
+async def test_a_task_made_for_harbor_alone(model_dir: Path, tmp_path: Path) -> None:
+    """No metadata of ours, no result.json: its name, its build context, its reward."""
+    path = write(tmp_path / "task", '[task]\nname = "acme/one"\n')
+    (path / "tests/test.sh").write_text(
+        "grep -qx 'x = 2' app.py && reward=1 || reward=0\necho $reward >/logs/verifier/reward.txt\n"
+    )
+    for command, reward in (("sed -i s/1/2/ app.py", 1.0), ("touch app.py", 0.0)):
+        run_dir = tmp_path / f"run-{reward:g}"
+        async with workshop("mini_swe_agent", Says(command), model_dir, run_dir) as shop:
+            record = (await run_one(shop, load_task(path))).record
+        assert (record.task, record.termination, record.reward) == ("one", "submitted", reward), record.detail
+        assert record.behaviour.tests_run == 0

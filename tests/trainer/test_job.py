@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from legorl.errors import OutageError
 from legorl.trainer.job import _innermost, _last_words, _reason
+from legorl.trainer.outage import NothingToTrainError, nothing_left, stop_at_outage
+from tests.tracking.support import broken
 
 
 def test_the_ends_of_ray_s_logs_are_kept(tmp_path: Path) -> None:
@@ -35,3 +40,15 @@ def test_the_innermost_error_counts() -> None:
     assert isinstance(_innermost(Wrapped("remote traceback")), OutageError)
     assert _reason(_innermost(Wrapped("x"))) == "OutageError: registry down: 30 of 32"
     assert isinstance(_innermost(OutageError("its cause is a word")), OutageError)
+
+
+def test_whose_fault_it_is_that_nothing_is_left() -> None:
+    down = [replace(broken(n), detail="registry.invalid: refused") for n in range(3)]
+    error = nothing_left(down, "trials of step 4")
+    assert isinstance(error, OutageError)
+    assert "All 3 trials of step 4 were excluded (sandbox_start 3)" in str(error) and "refused" in str(error)
+    late = replace(broken(4), termination="agent_deadline")
+    assert isinstance(nothing_left([*down, late], "trials"), NothingToTrainError)
+    stop_at_outage(down)
+    with pytest.raises(OutageError, match="registry down"):
+        stop_at_outage([*down, replace(broken(5), termination="outage", detail="registry down")])

@@ -101,7 +101,7 @@ def container(
 def _mounts(spec: SandboxSpec, policy: Policy, prefix: Path | None) -> list[dict[str, Any]]:
     read_only = policy.holds("runtime_read_only")
     mounts = [_bind(item.source.resolve(), item.target, read_only) for item in spec.mounts]
-    if prefix is not None:
+    if prefix is not None and all(item.target != str(prefix) for item in spec.mounts):
         mounts.insert(0, _bind(prefix, str(prefix), read_only=True))
     if not policy.holds("host_invisible"):
         mounts.append(_bind(Path("/"), HOST, read_only=True))

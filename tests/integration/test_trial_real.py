@@ -33,9 +33,11 @@ from legorl.trial.one import Workshop, open_workshop, run_one
 from legorl.trial.record import read_record
 from legorl.trial.termination import TERMINATIONS, Blame
 from tests.fakes import SUBMIT, HermesParser
+from tests.integration.docker_engine import IMAGE, Engine, docker_engine
 from tests.integration.leftovers import no_leftovers
 from tests.tasks.test_task import write
 
+assert docker_engine  # a fixture
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 HARNESSES = ("mini_swe_agent", "claude_code", "opencode", "openhands", "codex", "qwen_code")
@@ -244,3 +246,15 @@ async def test_a_task_made_for_harbor_alone(model_dir: Path, tmp_path: Path) -> 
             record = (await run_one(shop, load_task(path))).record
         assert (record.task, record.termination, record.reward) == ("one", "submitted", reward), record.detail
         assert record.behaviour.tests_run == 0
+
+
+@pytest.mark.slow
+def test_one_trial_on_a_docker_engine(pool: Pool, tmp_path: Path, docker_engine: Engine) -> None:
+    """A harness of its own runtime and interpreter, in a container."""
+    before = docker_engine.containers()
+    argv = [sys.executable, "-m", "legorl.cli", "trial", "run", str(pool.tasks("train")[0].path), "--expert"]
+    argv += ["sandbox=docker", f"sandbox.docker.host={docker_engine.host}", f"sandbox.image={IMAGE}"]
+    argv += ["--out", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0 and "reward 1: submitted" in done.stdout, done.stdout + done.stderr
+    assert docker_engine.containers() == before

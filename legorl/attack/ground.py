@@ -113,6 +113,10 @@ def _make_files(directory: Path, secret: str) -> None:
     (program / "plugins" / "plugin.py").write_text("")
     (program / "library.py").write_text("")
     shutil.copyfile(_INSIDE / "agent.py", program / "agent.py")
+    # Whoever the agent is in its sandbox, only the mount keeps it from writing.
+    for root in (program, task / "tests"):
+        for path in (root, *root.rglob("*")):
+            path.chmod(0o777 if path.is_dir() else 0o666)
 
 
 async def _serve(directory: Path, secret: str, stack: contextlib.AsyncExitStack) -> int:

@@ -72,7 +72,7 @@ class Outcome:
         if self.expected and not self.worked:
             return f"it should work with {', '.join(self.off)} off: {self.termination}: {self.detail}"
         if not self.worked and not self.counted and self.attack != CONTROL:
-            return "nothing on record says that it was tried"
+            return f"nothing on record says that it was tried: {self.termination}: {self.detail}"
         return ""
 
 
@@ -151,11 +151,11 @@ def digest(root: Path) -> str:
 
 
 def suite_config(config: Config, cache: Path) -> Config:
-    """The configuration of the attacks' trials: small limits, no second attempt, no breaker."""
+    """The configuration of the attacks' trials: small limits, one more attempt at a sandbox, no breaker."""
     config = copy.deepcopy(config)
     sandbox, engine, harness = config.sandbox, config.engine, config.harness
     sandbox.memory_mb, sandbox.pids, sandbox.disk_mb = 256, 64, 64
-    sandbox.retries, sandbox.pool.breaker_rate, sandbox.pool.warm = 0, 1.0, 0
+    sandbox.retries, sandbox.pool.breaker_rate, sandbox.pool.warm = 1, 1.0, 0
     engine.max_model_len, engine.reply_tokens, engine.trial_tokens = 32_000, 8_000, 16_000
     harness.turn_limit, harness.deadline_s = 4, 60.0
     config.paths.cache = str(cache)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import random
 import signal
 import stat
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -53,6 +54,8 @@ class ContainedSandbox:
         self._link = link
         self._ends_processes = policy.holds("processes_ended")
         self._closes_network = policy.holds("network_closed")
+        # In the host's network every sandbox has the same loopback.
+        self._port = PROXY_PORT if self._closes_network else random.randrange(20_000, 32_000)
         self._defaults = {**env, **({} if policy.holds("no_credentials") else host_environment())}
         """Variables that the image's own take precedence over."""
         self._transfer_timeout_s = transfer_timeout_s
@@ -159,7 +162,7 @@ class ContainedSandbox:
         self._proxy = proxy
         if self._phase is Phase.AGENT:
             await self._attach(proxy)
-        return f"http://127.0.0.1:{PROXY_PORT}"
+        return f"http://127.0.0.1:{self._port}"
 
     async def set_phase(self, phase: Phase) -> None:
         """See `Sandbox`. No process of the phase before survives."""
@@ -187,7 +190,7 @@ class ContainedSandbox:
         self._tunnels = ProxyTunnels(self._link, proxy)
         try:
             await self._tunnels.open()
-            answer, _ = await self._link.request({"op": "listen", "port": PROXY_PORT}, timeout_s=_PROXY_S)
+            answer, _ = await self._link.request({"op": "listen", "port": self._port}, timeout_s=_PROXY_S)
         except (OSError, LinkClosedError, TimeoutError) as error:
             raise IntegrityError(self._about(f"no port for the proxy: {error}")) from error
         if "error" in answer:

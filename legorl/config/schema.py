@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from legorl.config.schema_kubernetes import KubernetesConfig
-from legorl.config.schema_providers import HarborConfig, LocalConfig
+from legorl.config.schema_providers import DockerConfig, HarborConfig, LocalConfig
 
 
 @dataclass
@@ -65,19 +65,6 @@ class PoolConfig:
     """Then one start is let through to see whether things work again."""
     breaker_probes: int = 3
     """Pauses, one after another, before the run stops."""
-
-
-@dataclass
-class DockerConfig:
-    """Where the Docker engine of `sandbox=docker` is."""
-
-    host: str = "unix:///var/run/docker.sock"
-    """Its address, also of Podman's socket: unix://PATH or tcp://HOST:PORT."""
-    certificates: str = ""
-    """Directory with ca.pem, cert.pem and key.pem for an engine over TLS."""
-    python: str = ""
-    """Path in the image of a Python (3.9 or later) for the process that keeps a container; empty: this
-    program's own Python is mounted, which the engine's machine must then have at the same path."""
 
 
 @dataclass

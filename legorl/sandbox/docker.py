@@ -16,7 +16,7 @@ import os
 import time
 from pathlib import Path
 
-from legorl.config.schema import DockerConfig
+from legorl.config.schema_providers import DockerConfig
 from legorl.errors import ImageError, SandboxStartError, UserError
 from legorl.sandbox.base import SandboxSpec
 from legorl.sandbox.contained import ContainedSandbox

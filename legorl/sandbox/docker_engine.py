@@ -14,7 +14,7 @@ import aiodocker
 import aiohttp
 from aiodocker.stream import Stream
 
-from legorl.config.schema import DockerConfig
+from legorl.config.schema_providers import DockerConfig
 from legorl.errors import UserError
 
 T = TypeVar("T")

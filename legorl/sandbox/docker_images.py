@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from legorl.config.schema import DockerConfig
+from legorl.config.schema_providers import DockerConfig
 from legorl.errors import ImageError, UserError
 from legorl.sandbox.docker_engine import Engine, EngineFailedError
 

@@ -128,7 +128,18 @@ def _system_arguments() -> list[str]:
 
 @functools.cache
 def _image_arguments(off: frozenset[str]) -> tuple[str, ...]:
-    return (*_namespaces(off), "--bind", f"{BOX}/root", "/", *_system_arguments())
+    # A Python below /usr would hide the image's own; harnesses then need one in the image.
+    python = [] if Path(sys.base_prefix).is_relative_to("/usr") else _python()
+    return (*_namespaces(off), "--bind", f"{BOX}/root", "/", *python, *_system_arguments())
+
+
+def _python() -> list[str]:
+    """The Python that harnesses are made for, unless it is among the system's programs."""
+    prefix = Path(sys.base_prefix)
+    bind = [] if prefix.is_relative_to("/usr") else ["--ro-bind", str(prefix), str(prefix)]
+    # Packages installed beside it are the host's, and their .pth files slow every start.
+    site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
+    return [*bind, "--tmpfs", site, "--remount-ro", site] if Path(site).is_dir() else bind
 
 
 @functools.cache
@@ -143,15 +154,9 @@ def _host_arguments(off: frozenset[str]) -> tuple[str, ...]:
     arguments += ["--ro-bind", f"{STAGE}/etc", "/etc"]
     for name in etc_directories():
         arguments += ["--ro-bind", f"/etc/{name}", f"/etc/{name}"]
-    prefix = Path(sys.base_prefix)
-    if not prefix.is_relative_to("/usr"):
-        arguments += ["--ro-bind", str(prefix), str(prefix)]
-    # Packages installed beside the base interpreter are the host's, and their .pth files slow every start.
-    site = sysconfig.get_path("purelib", vars={"base": sys.base_prefix})
-    if Path(site).is_dir():
-        arguments += ["--tmpfs", site, "--remount-ro", site]
+    arguments += _python()
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    arguments += ["--symlink", f"{prefix}/bin/{version}", f"{_PYTHON}/python"]
+    arguments += ["--symlink", f"{sys.base_prefix}/bin/{version}", f"{_PYTHON}/python"]
     return (*arguments, *_system_arguments(), "--ro-bind", f"{STAGE}/init", INIT)
 
 

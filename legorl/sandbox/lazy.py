@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,8 @@ class LazyImage:
         self.url = url
         self.root = ""
         """In the launcher's mount namespace."""
+        self.env: Mapping[str, str] = {}
+        """Of every command; a file system says nothing of it."""
         self.failure = ""
         """Why it can be read no more."""
         self._sock = sock

@@ -31,6 +31,7 @@ from legorl.sandbox import cgroups, channel, layout, seccomp
 from legorl.sandbox.base import Limits, SandboxSpec
 from legorl.sandbox.lazy import LazyCache, LazyImage, LazyImages, is_lazy
 from legorl.sandbox.link import Link, LinkClosedError
+from legorl.sandbox.local_image import LocalImage, local_image
 from legorl.sandbox.local_sandbox import LocalSandbox
 from legorl.sandbox.policy import Policy, load_policy
 
@@ -79,11 +80,13 @@ class LocalProvider:
         transfer_timeout_s: float = 30.0,
         image: str = "",
         cache: LazyCache | None = None,
+        unpacked: Path = Path(".cache/legorl/unpacked"),
     ) -> None:
         """
         Args:
             image: for specs that name none.
             cache: for images on a web server; without one, there are none.
+            unpacked: where images given as tar files are unpacked.
         """
         self.policy = policy or load_policy()
         self._bubblewrap = check_host()
@@ -95,6 +98,7 @@ class LocalProvider:
         self._serial = itertools.count(1)
         self._running: set[LocalSandbox] = set()
         self._default_image = image
+        self._unpacked = unpacked.absolute()
         self._images = LazyImages(cache, self._spawn) if cache else None
 
     @property
@@ -153,11 +157,16 @@ class LocalProvider:
         self._running.add(sandbox)
         return sandbox
 
-    async def _image(self, spec: SandboxSpec) -> LazyImage | None:
+    async def _image(self, spec: SandboxSpec) -> LazyImage | LocalImage | None:
         """What the root file system is to be; None: the host's. Raises `ImageError`."""
         name = spec.image or self._default_image
-        if not is_lazy(name):
+        if not name:
             return None
+        if not is_lazy(name):
+            try:
+                return await asyncio.to_thread(local_image, name, self._unpacked)
+            except ImageError as error:
+                raise ImageError(f"{spec.trial_id}: {error}") from error
         if self._images is None:
             raise ImageError(f"{spec.trial_id}: this provider has no cache for the image {name}.")
         return await self._images.mounted(name)

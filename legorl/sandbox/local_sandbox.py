@@ -27,6 +27,7 @@ from legorl.sandbox.join import Join
 from legorl.sandbox.keepers import Keepers
 from legorl.sandbox.lazy import LazyImage
 from legorl.sandbox.link import Link, LinkClosedError
+from legorl.sandbox.local_image import LocalImage
 from legorl.sandbox.snapshot import take_snapshot
 
 _PROXY_S = 10.0
@@ -45,7 +46,7 @@ class LocalSandbox:
         groups: tuple[str, ...],
         policy: Rules,
         transfer_timeout_s: float,
-        image: LazyImage | None,
+        image: LazyImage | LocalImage | None,
         end: Callable[[], Awaitable[None]],
     ) -> None:
         self._spec = spec
@@ -84,7 +85,8 @@ class LocalSandbox:
 
     def joined_env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment that `exec` gives a command."""
-        return layout.environment({**self._spec.env, **(extra or {})}, image=self._image is not None)
+        own = {} if self._image is None else self._image.env
+        return layout.environment({**own, **self._spec.env, **(extra or {})}, image=self._image is not None)
 
     async def exec(
         self,

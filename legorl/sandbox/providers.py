@@ -23,7 +23,11 @@ def _local(config: SandboxConfig, policy: Policy, run: str) -> SandboxProvider:
     local = config.local
     cache = LazyCache(Path(local.image_cache), local.image_cache_mb, local.image_timeout_s)
     return LocalProvider(
-        policy, transfer_timeout_s=config.transfer_timeout_s, image=config.image, cache=cache
+        policy,
+        transfer_timeout_s=config.transfer_timeout_s,
+        image=config.image,
+        cache=cache,
+        unpacked=Path(local.unpacked),
     )
 
 

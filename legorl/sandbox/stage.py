@@ -134,9 +134,11 @@ def _image_root(image: str, *, privileged: bool) -> None:
     with os.fdopen(sleep, "rb") as source, open(f"{upper}{layout.IMAGE_INIT}", "wb") as target:  # noqa: PTH123
         shutil.copyfileobj(source, target)
         os.fchmod(target.fileno(), 0o111)
-    options = f"lowerdir={image},upperdir={upper},workdir={box}/root-work"
+    lower = os.open(image, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    options = f"lowerdir=/proc/self/fd/{lower},upperdir={upper},workdir={box}/root-work"
     options += "" if privileged else ",userxattr"
     linux.mount("overlay", f"{box}/root", "overlay", _FLAGS, options)
+    os.close(lower)
 
 
 def _bubblewrap(request: dict[str, Any], control: socket.socket) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`legorl tasks build` on a real Docker engine."""
+"""`legorl tasks build` on a real Docker engine, and what it built as a local sandbox's root."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from legorl.cli import main
-from legorl.config.schema import DockerConfig
-from legorl.sandbox.base import SandboxSpec
+from legorl.config.schema_providers import DockerConfig
+from legorl.sandbox.base import SandboxProvider, SandboxSpec
 from legorl.sandbox.docker import DockerProvider
+from legorl.sandbox.local import LocalProvider
 from legorl.sandbox.selfcheck import shell_text
 from legorl.tasks.image import FROM_DOCKERFILE, built_image, image_of
 from legorl.tasks.task import load_task
@@ -48,10 +49,9 @@ def write(path: Path, dockerfile: str, toml: str = "") -> Path:
     return path
 
 
-async def start_in(engine: Engine, image: str, workspace: Path, script: str) -> str:
-    provider = DockerProvider(DockerConfig(host=engine.host))
+async def output_in(provider: SandboxProvider, spec: SandboxSpec, script: str) -> str:
     try:
-        sandbox = await provider.start(SandboxSpec("t", workspace, image=image))
+        sandbox = await provider.start(spec)
         return await shell_text(sandbox, script)
     finally:
         await provider.close()
@@ -68,7 +68,16 @@ def test_a_trial_runs_in_what_was_built(docker_engine: Engine, build: Build, tmp
     task = load_task(paths[0])
     image = image_of(task, FROM_DOCKERFILE)
     script = "cat /data/one /opt/app.py; echo $COLOUR; rm -f /data/one 2>/dev/null; ls /data"
-    assert asyncio.run(start_in(docker_engine, image, task.workspace, script)) == "1\nx = 1\ngreen\none\n"
+    docker = DockerProvider(DockerConfig(host=docker_engine.host))
+    assert (
+        asyncio.run(output_in(docker, SandboxSpec("t", task.workspace, image=image), script))
+        == "1\nx = 1\ngreen\none\n"
+    )
+    saved = tmp_path / "saved.tar"
+    docker_engine.docker("save", image, "-o", str(saved))
+    local = LocalProvider(image=str(saved), unpacked=tmp_path / "images")
+    assert asyncio.run(output_in(local, SandboxSpec("t", task.workspace), script)) == "1\nx = 1\ngreen\none\n"
+    docker_engine.docker("rmi", image)
     (paths[0] / "environment" / "repo" / "app.py").write_text("x = 2\n")
     assert built_image(task) != image
     assert (image_of(task, ""), image_of(task, "other")) == ("", "other")

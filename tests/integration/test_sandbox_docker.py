@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from legorl.cli import main
-from legorl.config.schema import DockerConfig
+from legorl.config.schema_providers import DockerConfig
 from legorl.errors import ImageError, SandboxExecError, SandboxStartError, TransferError, UserError
 from legorl.sandbox.base import Limits, Mount, Phase, SandboxSpec
 from legorl.sandbox.docker import DockerProvider
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from legorl.config.schema import DockerConfig
+from legorl.config.schema_providers import DockerConfig
 from legorl.sandbox.base import SandboxSpec
 from legorl.sandbox.docker import DockerProvider
 

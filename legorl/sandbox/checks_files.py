@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -22,6 +23,9 @@ from legorl.sandbox.selfcheck import (
     shell,
     shell_text,
 )
+
+_AT_ONCE = 4
+"""Sandboxes of one check: providers that take seconds to start one do it side by side."""
 
 
 @check
@@ -173,10 +177,17 @@ async def snapshot_of_edits(bench: Bench) -> None:
             {"a\nb": b"x", 'q"\\\\ ü': b"y", "-f": b"z"},
         ),
     }
-    for what, (script, expected) in edits.items():
-        async with bench.sandbox() as sandbox:
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def see(what: str, script: str, expected: dict[str, bytes | None]) -> None:
+        async with places, bench.sandbox() as sandbox:
             await shell_text(sandbox, script)
             expect_equal(await _snapshot_of(bench, sandbox, what), expected, what)
+
+    work = (see(what, script, expected) for what, (script, expected) in edits.items())
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 @check

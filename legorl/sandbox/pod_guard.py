@@ -141,7 +141,6 @@ class Guard:
             self._link,
             init_pid=hello["init_pid"],
             upper=fds[0],
-            groups=(),
             policy=Switches(frozenset(self._request["off"])),
             transfer_timeout_s=self._request["transfer_timeout_s"],
             end=self._end,

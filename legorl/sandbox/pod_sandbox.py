@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from legorl.sandbox import layout
 from legorl.sandbox.base import Limits, SandboxSpec
+from legorl.sandbox.link import Link
 from legorl.sandbox.local_sandbox import LocalSandbox
 from legorl.sandbox.pod_stage import PRISTINE
 
@@ -31,8 +32,29 @@ class Switches:
 class PodSandbox(LocalSandbox):
     """Made by the guard."""
 
-    def __init__(self, *arguments: Any, environment: Mapping[str, str], **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        link: Link,
+        *,
+        init_pid: int,
+        upper: int,
+        policy: Switches,
+        transfer_timeout_s: float,
+        end: Callable[[], Awaitable[None]],
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            spec,
+            link,
+            init_pid=init_pid,
+            upper=upper,
+            groups=(),
+            policy=policy,
+            transfer_timeout_s=transfer_timeout_s,
+            image=None,
+            end=end,
+        )
         self._environment = environment
 
     def joined_env(self, extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from legorl.sandbox.base import ExecResult, Limits, Mount, Sandbox, SandboxProvi
 
 EXEC_S = 20.0
 CHECK_S = 90.0
+START_S = 60.0
 FILES = {
     "readme.txt": b"one\ntwo\nthree\n",
     "run.sh": b"#!/bin/sh\necho ran\n",
@@ -56,7 +57,7 @@ class Bench:
         env: dict[str, str] | None = None,
     ) -> AsyncIterator[Sandbox]:
         """A running sandbox, stopped in the end."""
-        spec = SandboxSpec("check", self.workspace, mounts, env or {}, limits or Limits())
+        spec = SandboxSpec("check", self.workspace, mounts, env or {}, limits or Limits(), START_S)
         sandbox = await self.provider.start(spec)
         try:
             yield sandbox

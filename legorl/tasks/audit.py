@@ -50,7 +50,7 @@ class Problem:
 
     task: str
     kind: str
-    """`passes_empty`, `fails_reference`, `flaky`, `applies_reference`, `no_reference` or `not_run`."""
+    """One of `KINDS`."""
     detail: str
 
 
@@ -59,6 +59,7 @@ KINDS = {
     "fails_reference": "does not give the reward to the reference fix",
     "flaky": "changes its mind from run to run",
     "applies_reference": "applies the reference fix itself",
+    "leaks_answer": "has the answer in the work tree that the agent gets",
     "no_reference": "has no reference fix to judge it by",
     "not_run": "could not be run",
 }
@@ -82,7 +83,7 @@ def audit_task(task: Task, runs: int = 3) -> list[Problem]:
     Raises:
         UserError: bwrap is missing.
     """
-    found = list(_read(task))
+    found = [*_read(task), *_leaks(task)]
     has_fix = (task.solution / "solve.sh").is_file()
     if not has_fix:
         found.append(Problem(task.id, "no_reference", f"{task.solution / 'solve.sh'} is missing"))
@@ -176,6 +177,24 @@ def _read(task: Task) -> Iterator[Problem]:
             yield Problem(
                 task.id, "applies_reference", f"tests/{file.relative_to(task.tests)} holds the reference fix"
             )
+
+
+def _leaks(task: Task) -> Iterator[Problem]:
+    """What sealing leaves in a work tree: a store of git's under another name, the reference itself."""
+    added = _added(task.solution)
+    for path in sorted(task.workspace.rglob("*")):
+        name = path.relative_to(task.workspace)
+        if ".git" in name.parts or path.is_symlink():
+            continue
+        if path.is_dir():
+            if all((path / part).exists() for part in ("HEAD", "objects", "refs")):
+                yield Problem(task.id, "leaks_answer", f"{name} is a git repository's store")
+        elif path.suffix == ".bundle":
+            yield Problem(task.id, "leaks_answer", f"{name} is a bundle of git's")
+        elif path.suffix in (".patch", ".diff", ".rej"):
+            text = path.read_text(errors="replace")
+            if added and all(f"+{line}" in text for line in added):
+                yield Problem(task.id, "leaks_answer", f"{name} holds the reference fix")
 
 
 def _added(solution: Path) -> list[str]:

@@ -72,6 +72,18 @@ def test_a_grader_that_applies_the_reference(tmp_path: Path) -> None:
     ]
 
 
+def test_a_work_tree_with_the_answer_in_it(tmp_path: Path) -> None:
+    made = task(tmp_path / "task")
+    (made.workspace / "old.patch").write_text(PATCH)
+    for name in ("objects", "refs"):
+        (made.workspace / "vendor" / "shop.git" / name).mkdir(parents=True)
+    (made.workspace / "vendor" / "shop.git" / "HEAD").write_text("ref: refs/heads/main\n")
+    assert {p.detail for p in audit_task(made, 1)} == {
+        "old.patch holds the reference fix",
+        "vendor/shop.git is a git repository's store",
+    }
+
+
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     toml = '[task]\nname = "acme/cart"\n[verifier]\ntimeout_sec = 20.0\n'
     for name, test_sh in (("good", TEST_SH), ("bad", ALL_PASS)):

@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # the launcher of local sandboxes reads this module with the 
 WORKDIR = "/workspace"
 """Where the task's repository lies in every sandbox."""
 
+CACHE = "/cache"
+"""Where pip and uv keep what they downloaded: in memory, within the disk's limit, gone with the sandbox."""
+CACHE_ENV = {"PIP_CACHE_DIR": f"{CACHE}/pip", "UV_CACHE_DIR": f"{CACHE}/uv"}
+
 PROXY_PORT = 8377
 """Port of the proxy on the sandbox's own loopback; each sandbox has its own network namespace."""
 

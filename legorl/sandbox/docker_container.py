@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from legorl.sandbox.base import WORKDIR, SandboxSpec
+from legorl.sandbox.base import CACHE, CACHE_ENV, WORKDIR, SandboxSpec
 from legorl.sandbox.inside_link import bootstrap
 from legorl.sandbox.policy import Policy
 
@@ -17,6 +17,7 @@ WRITABLE: Mapping[str, str] = {
     WORKDIR: f"mode=0755,uid={UID},gid={UID}",
     HOME: f"mode=0755,uid={UID},gid={UID}",
     "/logs": f"mode=0755,uid={UID},gid={UID}",
+    CACHE: f"mode=0755,uid={UID},gid={UID}",
     "/tmp": "mode=1777",
 }
 """Where a sandbox can write -> options of the tmpfs there."""
@@ -44,6 +45,7 @@ def environment() -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "TMPDIR": "/tmp",
+        **CACHE_ENV,
         # Byte code is matched to its source by size and whole seconds: an agent that turns `<` into `>`
         # within a second of its last test run would go on testing the old code.
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from legorl.sandbox import linux
-from legorl.sandbox.base import WORKDIR, SandboxSpec
+from legorl.sandbox.base import CACHE, CACHE_ENV, WORKDIR, SandboxSpec
 
 STAGE = "/sys/kernel"
 """Where the launcher mounts, in its own mount namespace, what all its sandboxes share: a directory that every
@@ -36,6 +36,7 @@ WRITABLE: Mapping[str, str] = {
     "tmp": "/tmp",
     "shm": "/dev/shm",
     "logs": "/logs",
+    "cache": CACHE,
 }
 """Directory below `BOX` -> where it is seen."""
 ETC_FILES: Mapping[str, str] = {
@@ -72,6 +73,7 @@ def environment(extra: Mapping[str, str], *, image: bool = False) -> dict[str, s
         "LANG": "C.UTF-8",
         "TERM": "dumb",
         "TMPDIR": "/tmp",
+        **CACHE_ENV,
         # Byte code is matched to its source by size and whole seconds: an agent that turns `<` into `>`
         # within a second of its last test run would go on testing the old code.
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from legorl.sandbox.base import SandboxSpec
+from legorl.sandbox.base import Limits, SandboxSpec
 from legorl.sandbox.local import LocalProvider
 from legorl.sandbox.seal import sealed_workspace
 from legorl.sandbox.selfcheck import all_checks, make_workspace, run_checks, shell_text
@@ -27,6 +27,14 @@ async def provider() -> AsyncIterator[LocalProvider]:
 async def test_self_check(provider: LocalProvider, tmp_path: Path, name: str) -> None:
     (result,) = [result async for result in run_checks(provider, tmp_path, [name])]
     assert result.failure == ""
+
+
+async def test_caches_are_in_memory_and_limited(provider: LocalProvider, tmp_path: Path) -> None:
+    make_workspace(tmp_path / "w")
+    sandbox = await provider.start(SandboxSpec("t", tmp_path / "w", limits=Limits(disk_mb=8)))
+    make = "mkdir -p $PIP_CACHE_DIR $UV_CACHE_DIR; stat -f -c %T $PIP_CACHE_DIR"
+    fill = "cat /dev/zero 2>&1 >$UV_CACHE_DIR/x"
+    assert await shell_text(sandbox, f"({make}; {fill}) | grep -o 'No space\\|tmpfs'") == "tmpfs\nNo space\n"
 
 
 async def test_many_at_once(provider: LocalProvider, tmp_path: Path) -> None:

@@ -77,6 +77,13 @@ async def test_self_check(provider: DockerProvider, tmp_path: Path, name: str) -
     assert result.failure == ""
 
 
+async def test_caches_are_in_memory_and_limited(provider: DockerProvider, workspace: Path) -> None:
+    sandbox = await provider.start(SandboxSpec("t", workspace, limits=Limits(disk_mb=8)))
+    make = "mkdir -p $PIP_CACHE_DIR $UV_CACHE_DIR; stat -f -c %T $PIP_CACHE_DIR"
+    fill = "cat /dev/zero 2>&1 >$UV_CACHE_DIR/x"
+    assert await shell_text(sandbox, f"({make}; {fill}) | grep -o 'No space\\|tmpfs'") == "tmpfs\nNo space\n"
+
+
 def test_the_command_checks_it(docker_engine: Engine, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["sandbox=docker", f"sandbox.docker.host={docker_engine.host}", f"sandbox.image={IMAGE}"]
     assert main(["sandbox", "check", *where, "signals", "--json"]) == 0

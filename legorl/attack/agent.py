@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +68,23 @@ class Attacker:
         """Nothing is held."""
 
 
-def instruction(attack_id: str) -> str:
+def instruction(id: str) -> str:
     """What tells the policy which script to follow."""
-    return _TASK.format(id=attack_id)
+    return _TASK.format(id=id)
 
 
 class Script:
-    """A policy for the scripted engine: attack id -> the one command it runs."""
+    """A policy for the scripted engine: name of a trial -> the commands it runs, one in a turn."""
 
-    def __init__(self, commands: Mapping[str, str]) -> None:
+    def __init__(self, commands: Mapping[str, Sequence[str]]) -> None:
         self._commands = commands
 
     def __call__(self, prompt: str, rng: random.Random) -> str:
-        """The command in the first turn, a word without a call in the second."""
+        """The next command, or a word without a call after the last."""
         found = _ID.search(prompt)
+        commands = self._commands[found.group(1)] if found else ()
         turn = prompt.count(f"{TURN_START}assistant")
-        if found is None or turn > 1:
-            return "Done."
-        return json.dumps({"command": self._commands[found.group(1)]})
+        return json.dumps({"command": commands[turn - 1]}) if turn <= len(commands) else "Done."
 
 
 class CommandParser:

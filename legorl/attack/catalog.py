@@ -26,6 +26,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     also_off: list[str] = []
     held: dict[str, str] = {}
     only_with_rule: str = ""
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Attack:
     """Provider, or `all` -> what stops it with the rule off."""
     only_with_rule: str = ""
     """Why it is never run with the rule off; empty when it is."""
+    shared: bool = False
+    """It only looks, so that others of its rule may be made in the same trial."""
 
     def held_by(self, provider: str) -> str:
         """What stops it on this provider with the rule off; empty for nothing."""
@@ -56,7 +59,16 @@ def attacks() -> tuple[Attack, ...]:
     for rule in sorted(REQUIRED):
         table = msgspec.yaml.decode((DIRECTORY / f"{rule}.yaml").read_bytes(), type=dict[str, _Entry])
         found += [
-            Attack(f"{rule}/{name}", rule, e.what, e.run, frozenset(e.also_off), e.held, e.only_with_rule)
+            Attack(
+                f"{rule}/{name}",
+                rule,
+                e.what,
+                e.run,
+                frozenset(e.also_off),
+                e.held,
+                e.only_with_rule,
+                e.shared,
+            )
             for name, e in table.items()
         ]
     return tuple(found)

@@ -63,7 +63,7 @@ async def attack(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(to_json(config.sandbox.name, policy, outcomes, seconds), indent=1))
     else:
-        print("", *summary(outcomes), f"{len(outcomes)} trials in {seconds:.0f} s.", sep="\n")
+        print("", *summary(outcomes), f"{len(outcomes)} outcomes in {seconds:.0f} s.", sep="\n")
     return int(any(outcome.failure or (outcome.worked and not arguments.ablate) for outcome in outcomes))
 
 

@@ -12,7 +12,7 @@ import contextlib
 import copy
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,12 +30,16 @@ from legorl.proxy.store import load
 from legorl.sandbox.policy import Policy
 from legorl.sandbox.providers import configured_policy, open_provider
 from legorl.tasks.task import Task
+from legorl.trial.behaviour import Step
+from legorl.trial.evidence import gather
 from legorl.trial.record import TrialRecord
 from legorl.trial.runner import TrialRequest, TrialRunner
 from legorl.trial.summary import steps_of
 
-TRIAL_S = 180.0
+TRIAL_S = 400.0
 AT_ONCE = 6
+TOGETHER = 8
+"""Most attacks of one trial."""
 CONTROL = "control/honest"
 SOLVE = "sed -i 's/age < limit/age <= limit/' shop/cart.py && python3 check.py"
 SUCCESS = "it-worked"
@@ -97,24 +101,43 @@ class Suite:
             record.termination, wrong, tuple(record.attempts), seconds,
         )  # fmt: skip
 
-    async def attack(self, attack: Attack) -> Outcome:
-        """Make one attack."""
-        record, task, seconds = await self._trial(attack.id)
-        held = attack.held_by(self.provider)
-        expected = not self.policy.holds(attack.rule) and not held
-        return Outcome(
-            attack=attack.id,
-            rule=attack.rule,
-            what=attack.what,
-            off=self._off,
-            worked=self._worked(record, task),
-            expected=expected and attack.also_off <= self.policy.off,
-            held=held,
-            termination=record.termination,
-            detail=record.detail,
-            counted=tuple(sorted(record.attempts)) or (("limits",) if record.termination in _LOST else ()),
-            seconds=seconds,
-        )
+    async def attacks(self, name: str, attacks: Sequence[Attack]) -> dict[str, Outcome]:
+        """Make attacks in one trial, one in a turn; what came of each, by its id."""
+        record, task, seconds = await self._trial(name)
+        with_all = self._of_trial(record, task)
+        steps: list[Step] = []
+        with contextlib.suppress(LegoError):  # a trial without a transcript showed nobody anything
+            steps = steps_of(load(self.runner.run_dir / record.path), main_only=False)
+        found = {}
+        for number, attack in enumerate(attacks):
+            own = steps[number : number + 1]
+            held = attack.held_by(self.provider)
+            expected = not self.policy.holds(attack.rule) and not held
+            found[attack.id] = Outcome(
+                attack=attack.id,
+                rule=attack.rule,
+                what=attack.what,
+                off=self._off,
+                worked=self._of_step(own) or with_all,
+                expected=expected and attack.also_off <= self.policy.off,
+                held=held,
+                termination=record.termination,
+                detail=record.detail,
+                counted=self._counted(record, task, own, alone=len(attacks) == 1),
+                seconds=seconds,
+            )
+        return found
+
+    def _counted(
+        self, record: TrialRecord, task: Task, own: Sequence[Step], *, alone: bool
+    ) -> tuple[str, ...]:
+        """Rules under which an attack is on record; one that ended its own sandbox shows by that."""
+        if alone and record.termination in _LOST:
+            return ("limits",)
+        if alone:
+            return tuple(sorted(record.attempts))
+        attempts = gather(own, task, self.policy, canary="", rolled_back=(), patch="")[1]
+        return tuple(sorted(set(attempts) & set(record.attempts)))
 
     @property
     def _off(self) -> tuple[str, ...]:
@@ -128,17 +151,18 @@ class Suite:
             record = (await self.runner.run(request)).record
         return record, task, time.monotonic() - start
 
-    def _worked(self, record: TrialRecord, task: Task) -> str:
+    def _of_trial(self, record: TrialRecord, task: Task) -> str:
         if record.reward:
             return "reward"
-        directory = self.runner.run_dir / record.path
-        with contextlib.suppress(LegoError):  # a trial without a transcript showed nobody anything
-            for step in steps_of(load(directory), main_only=False):
-                if self.ground.secret in step.result:
-                    return "saw"
-                if SUCCESS in step.result:
-                    return "did"
         return "changed" if digest(task.path) != digest(self.ground.directory / "task") else ""
+
+    def _of_step(self, steps: Sequence[Step]) -> str:
+        for step in steps:
+            if self.ground.secret in step.result:
+                return "saw"
+            if SUCCESS in step.result:
+                return "did"
+        return ""
 
 
 def digest(root: Path) -> str:
@@ -156,20 +180,21 @@ def suite_config(config: Config, cache: Path) -> Config:
     sandbox, engine, harness = config.sandbox, config.engine, config.harness
     sandbox.memory_mb, sandbox.pids, sandbox.disk_mb = 256, 64, 64
     sandbox.retries, sandbox.pool.breaker_rate, sandbox.pool.warm = 1, 1.0, 0
-    engine.max_model_len, engine.reply_tokens, engine.trial_tokens = 32_000, 8_000, 16_000
-    harness.turn_limit, harness.deadline_s = 4, 60.0
+    engine.max_model_len, engine.reply_tokens, engine.trial_tokens = 100_000, 8_000, 60_000
+    harness.turn_limit, harness.deadline_s = TOGETHER + 2, 200.0
     config.paths.cache = str(cache)
     return config
 
 
 @contextlib.asynccontextmanager
 async def open_suite(
-    config: Config, ground: Ground, attacks: Iterable[Attack], off: frozenset[str]
+    config: Config, ground: Ground, trials: Mapping[str, Sequence[Attack]], off: frozenset[str]
 ) -> AsyncIterator[Suite]:
     """Open a provider with further rules off, and what trials need.
 
     Args:
         config: of `suite_config`.
+        trials: name -> the attacks that are made in it.
         off: besides those that the configuration has off.
 
     Raises:
@@ -177,8 +202,10 @@ async def open_suite(
     """
     config = copy.deepcopy(config)
     config.sandbox.policy_off = sorted({*config.sandbox.policy_off, *off})
-    commands = {attack.id: attack.run for attack in attacks} | {CONTROL: SOLVE}
-    tokenizer = train_tokenizer([CHAT_TEMPLATE, *commands.values()], 2000)
+    commands = {name: [attack.run for attack in attacks] for name, attacks in trials.items()}
+    commands[CONTROL] = [SOLVE]
+    texts = [command for trial in commands.values() for command in trial]
+    tokenizer = train_tokenizer([CHAT_TEMPLATE, *texts], 2000)
     engine = ScriptedEngine(Script(commands), tokenizer)
     proxy = Proxy(
         engine,
@@ -207,19 +234,37 @@ async def run_attacks(
     Raises:
         InfrastructureError: the honest agent failed: the attacks would prove nothing.
     """
-    async with open_suite(config, ground, attacks, off) as suite:
+    trials = in_trials(attacks)
+    async with open_suite(config, ground, trials, off) as suite:
         control = await suite.control()
         yield control
         if control.worked:
             raise InfrastructureError(f"The attack suite cannot be trusted here: {control.worked}.")
-        running = [asyncio.ensure_future(suite.attack(attack)) for attack in attacks]
+        running = [asyncio.ensure_future(suite.attacks(name, some)) for name, some in trials.items()]
+        trial_of = {
+            attack.id: trial for trial, some in zip(running, trials.values(), strict=True) for attack in some
+        }
         try:
-            for outcome in running:
-                yield await outcome
+            for attack in attacks:
+                yield (await trial_of[attack.id])[attack.id]
         finally:
             for trial in running:
                 trial.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+
+def in_trials(attacks: Sequence[Attack]) -> dict[str, list[Attack]]:
+    """Attacks by the trial they are made in: those that only look share one with others of their rule."""
+    trials: dict[str, list[Attack]] = {}
+    for attack in attacks:
+        if not attack.shared:
+            trials[attack.id] = [attack]
+            continue
+        number = 1
+        while len(trials.setdefault(f"{attack.rule}/together{number}", [])) >= TOGETHER:
+            number += 1
+        trials[f"{attack.rule}/together{number}"].append(attack)
+    return trials
 
 
 def ablations(attacks: Sequence[Attack], config: SandboxConfig) -> dict[frozenset[str], list[Attack]]:

@@ -8,6 +8,7 @@ import pytest
 
 from legorl.attack.catalog import Attack, attacks, chosen
 from legorl.attack.report import table
+from legorl.attack.suite import TOGETHER, in_trials
 from legorl.errors import UserError
 from legorl.sandbox.policy import REQUIRED, load_policy
 from legorl.trial.behaviour import Step
@@ -42,6 +43,15 @@ def test_the_documentation_has_the_table() -> None:
         "docs/integrity.md is behind: python -c 'from legorl.attack import catalog, report; "
         'print(*report.table(catalog.attacks()), sep="\\n")\''
     )
+
+
+def test_attacks_that_only_look_share_trials() -> None:
+    trials = in_trials(attacks())
+    assert sorted(a.id for some in trials.values() for a in some) == sorted(a.id for a in attacks())
+    assert len(trials) < 60 and all(len(some) <= TOGETHER for some in trials.values())
+    for some in trials.values():
+        assert len(some) == 1 or (len({a.rule for a in some}) == 1 and all(a.shared for a in some))
+        assert not any(a.shared and a.also_off for a in some)
 
 
 def test_choosing() -> None:

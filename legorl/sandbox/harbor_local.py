@@ -2,9 +2,9 @@
 
     harbor run -p TASK -a oracle --env legorl.sandbox.harbor_local:LocalEnvironment --ek network=none
 
-Commands run as one unprivileged user, whomever Harbor asks for. With `docker_image`, the image is what the
-local provider makes of that name; without, the machine's own programs take the place of the base image, and a
-Dockerfile may only copy files and set the directory and variables.
+Commands run as one unprivileged user, whomever Harbor asks for. With `docker_image`, the path or address of
+an image as `sandbox=local` takes it, that is the root directory; without, the machine's own programs take the
+place of the base image, and a Dockerfile may only copy files and set the directory and variables.
 
 Invariant: when `stop` returns, or this process ends in any way, nothing of the sandbox is left.
 """
@@ -25,6 +25,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities, Environmen
 from legorl.errors import SandboxStartError, TransferError
 from legorl.sandbox.base import WORKDIR, Limits, Mount, SandboxSpec
 from legorl.sandbox.harbor_dockerfile import Recipe, read_dockerfile
+from legorl.sandbox.lazy import LazyCache
 from legorl.sandbox.local import LocalProvider
 from legorl.sandbox.local_sandbox import LocalSandbox
 from legorl.sandbox.policy import load_policy
@@ -47,6 +48,7 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
         directories: list[str] | None = None,
         policy_off: list[str] | None = None,
         network: str = "",
+        images: str = ".cache/legorl",
         **kwargs: Any,
     ) -> None:
         """
@@ -54,11 +56,13 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
             pids: most processes.
             directories: empty ones that can be written, besides the work tree, /tmp, /logs and the home.
             policy_off: rules of the integrity policy that are not kept.
+            images: directory of what was read or unpacked of images.
             network: what a task gets that asks for a public network: `host`, this machine's; `none`, nothing.
         """
         self._pids = pids
         self._directories = _HARBOR_DIRECTORIES if directories is None else tuple(directories)
         self._off = frozenset(policy_off or ())
+        self._images = Path(images)
         self._network = "host" if "network_closed" in self._off else network
         self._recipe = Recipe()
         self._provider: LocalProvider | None = None
@@ -100,7 +104,12 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
         """Start the sandbox and copy what the Dockerfile copies."""
         shared = self._network_is_public and self._network == "host"
         off = self._off | ({"network_closed"} if shared else set())
-        self._provider = LocalProvider(load_policy(off=off), transfer_timeout_s=_TRANSFER_S)
+        self._provider = LocalProvider(
+            load_policy(off=off),
+            transfer_timeout_s=_TRANSFER_S,
+            cache=LazyCache(self._images / "images"),
+            unpacked=self._images / "unpacked",
+        )
         self._pristine = tempfile.TemporaryDirectory(prefix="legorl-harbor-")
         targets = {self._workdir, *(copy.directory for copy in self._recipe.copies), *self._directories}
         given = ("/tmp", "/logs", "/home/agent", "/dev/shm", WORKDIR)

@@ -47,7 +47,19 @@ _ETC = {
     "group": "root:x:0:\nnogroup:x:65534:\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
-_DIRECTORIES = ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib", "usr/lib64")
+_DIRECTORIES: tuple[str, ...] = (
+    "dev",
+    "etc",
+    "home",
+    "proc",
+    "root",
+    "run",
+    "sys",
+    "tmp",
+    "usr/bin",
+    "usr/lib",
+    "usr/lib64",
+)
 _DIRECTORIES += ("usr/sbin", "var/tmp")
 _BUILD_S = 120
 

@@ -15,10 +15,12 @@ from legorl.tasks import repair
 from legorl.tasks.draft import write_task
 from legorl.tasks.task import load_task
 from legorl.trial.verify import grade
+from tests.integration.docker_engine import IMAGE, Engine, docker_engine
 from tests.integration.harbor_lane import lane
 from tests.integration.leftovers import no_leftovers
 
-pytestmark = pytest.mark.integration
+assert docker_engine  # a fixture
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 PLAIN = Path(__file__).with_name("plain_task")
 LOCAL = "legorl.sandbox.harbor_local:LocalEnvironment"
@@ -26,15 +28,14 @@ LOCAL = "legorl.sandbox.harbor_local:LocalEnvironment"
 
 def check(*arguments: str) -> dict[str, str]:
     """Check -> its failure, of `legorl sandbox check sandbox=harbor`."""
-    with no_leftovers():
-        done = lane("-m", "legorl.cli", "sandbox", "check", "sandbox=harbor", "--json", *arguments)
+    done = lane("-m", "legorl.cli", "sandbox", "check", "sandbox=harbor", "--json", *arguments)
     assert done.stdout, done.stderr
     return {item["name"]: item["failure"] for item in json.loads(done.stdout)["checks"]}
 
 
-@pytest.mark.timeout(400)
 def test_self_check() -> None:
-    failures = check()
+    with no_leftovers():
+        failures = check()
     assert set(failures) == set(all_checks())
     assert {name: failure for name, failure in failures.items() if failure} == {}
 
@@ -54,6 +55,39 @@ def test_there_is_no_such_environment() -> None:
         )
         assert done.returncode == 2
         assert words in done.stderr
+
+
+def test_containers_whose_commands_run_as_root(docker_engine: Engine) -> None:
+    """There the agent becomes another user, mounts are copies, and a command outlives its caller."""
+    names = (
+        *(
+            "standard_input",
+            "time_out",
+            "large_output",
+            "nothing_outlives_its_phase",
+            "abandoned_commands_end",
+        ),
+        *("put_and_get", "mounts_are_read_only", "workspace_is_a_copy", "proxy_in_the_agent_phase_only"),
+        *("no_network", "host_is_invisible", "nothing_privileged", "init_cannot_be_touched", "fork_bomb"),
+    )
+    settings = (
+        "sandbox.harbor.environment=tests.integration.harbor_docker:DockerCli",
+        f"sandbox.harbor.options=['host={docker_engine.host}']",
+        f"sandbox.image={IMAGE}",
+    )
+    before = docker_engine.containers()
+    assert check(*settings, *names) == dict.fromkeys(names, "")
+    assert docker_engine.containers() == before
+
+
+def test_attacks() -> None:
+    """One on either of two rules, also with that rule off; the whole suite takes minutes."""
+    attacks = ("network_closed/loopback", "no_privileges/capabilities")
+    rules = [word for name in attacks for word in ("--rule", name)]
+    with no_leftovers():
+        done = lane("-m", "legorl.cli", "sandbox", "attack", "sandbox=harbor", "--ablate", *rules)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All as it should be." in done.stdout
 
 
 def rewards(tasks: Path, jobs: Path, agent: str) -> dict[str, float | None]:

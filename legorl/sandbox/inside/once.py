@@ -95,8 +95,8 @@ def _agent(header: dict[str, Any]) -> tuple[int, int]:
 
 def _become_agent(header: dict[str, Any]) -> None:
     """With the agent's rights to files; no process of its may signal this one."""
-    if os.geteuid() == 0:
-        uid, gid = _agent(header)
+    uid, gid = _agent(header)
+    if uid != os.geteuid():
         os.setgroups([])
         os.setresgid(0, gid, 0)
         os.setresuid(0, uid, 0)

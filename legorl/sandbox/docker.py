@@ -66,7 +66,7 @@ class DockerProvider:
         self._image = image or DEFAULT_IMAGE
         self._transfer_timeout_s = transfer_timeout_s
         self._engine: Engine | None = None
-        self._reaping: asyncio.Task[None] | None = None
+        self._preparing: asyncio.Task[bool] | None = None
         self._running: set[ContainedSandbox] = set()
         scheme, _, place = config.host.partition("://")
         if scheme == "unix" and not Path(place).is_socket():
@@ -91,12 +91,13 @@ class DockerProvider:
             "legorl.trial": spec.trial_id,
             _UNTIL: str(time.time() + spec.start_timeout_s + _CREATE_S),
         }
-        body = container(spec, self.policy, image, labels, self._config.python)
-        creating = asyncio.create_task(engine.create(body, name))
+        creating: asyncio.Task[None] | None = None
         link: InsideLink | None = None
         try:
             async with asyncio.timeout(spec.start_timeout_s):
-                await self._reaped()
+                podman = await self._prepared()
+                body = container(spec, self.policy, image, labels, self._config.python, podman=podman)
+                creating = asyncio.create_task(engine.create(body, name))
                 await asyncio.shield(creating)
                 link = InsideLink(await engine.attach(name))
                 await engine.start(name)
@@ -142,18 +143,19 @@ class DockerProvider:
             self._engine = Engine(self._config)
         return self._engine
 
-    async def _reaped(self) -> None:
-        """Once per provider: remove this run's containers that a killed process made and never started."""
-        if self._reaping is None:
-            self._reaping = asyncio.create_task(self._reap())
-        await asyncio.shield(self._reaping)
+    async def _prepared(self) -> bool:
+        """Once per provider: clear up after the run's killed processes. Whether the engine is Podman."""
+        if self._preparing is None or (self._preparing.done() and self._preparing.exception()):
+            self._preparing = asyncio.create_task(self._prepare())
+        return await asyncio.shield(self._preparing)
 
-    async def _reap(self) -> None:
+    async def _prepare(self) -> bool:
         engine = self._connected()
         for name, state, labels in await engine.labels(f"{LABEL}={self._run}"):
             if state == "running" or float(labels.get(_UNTIL, "inf")) + _SKEW_S > time.time():
                 continue  # it ends by itself; or somebody may be about to start it
             await engine.remove(name)
+        return await engine.is_podman()
 
     async def close(self) -> None:
         """See `SandboxProvider`."""
@@ -163,8 +165,12 @@ class DockerProvider:
             await engine.close()
 
 
-async def _discard(engine: Engine, name: str, creating: asyncio.Task[None], link: InsideLink | None) -> None:
+async def _discard(
+    engine: Engine, name: str, creating: asyncio.Task[None] | None, link: InsideLink | None
+) -> None:
     """Leave nothing of a failed start, also when the engine is still at it."""
+    if creating is None:
+        return
     await asyncio.wait({creating}, timeout=_CREATE_S)
     if link is not None:
         await link.close()

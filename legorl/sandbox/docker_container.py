@@ -67,11 +67,18 @@ def python_mount(python: str) -> tuple[str, Path | None]:
 
 
 def container(
-    spec: SandboxSpec, policy: Policy, image: str, labels: Mapping[str, str], python: str
+    spec: SandboxSpec,
+    policy: Policy,
+    image: str,
+    labels: Mapping[str, str],
+    python: str,
+    *,
+    podman: bool = False,
 ) -> dict[str, Any]:
     """The body of the engine's `POST /containers/create`."""
     program, prefix = python_mount(python)
     privileged = not policy.holds("no_privileges")
+    uid = 0 if privileged else UID
     return {
         "Image": image,
         "Labels": dict(labels),
@@ -79,7 +86,7 @@ def container(
         "User": "0:0",  # PID 1's; commands are the agent's (`inside/commands.py`)
         "WorkingDir": "/",
         "Entrypoint": [program],
-        "Cmd": bootstrap(0 if privileged else UID, 0 if privileged else UID),
+        "Cmd": bootstrap(uid, uid, [*_places(spec)] if podman else ()),
         "Healthcheck": {"Test": ["NONE"]},
         # The attached stream is a lease: when its other end goes, PID 1's input ends, and so does PID 1.
         "AttachStdin": True,
@@ -94,8 +101,8 @@ def container(
             "ReadonlyRootfs": True,
             "NetworkMode": "none" if policy.holds("network_closed") else "host",
             "Mounts": _mounts(spec, policy, prefix),
-            **_space(spec, limited=policy.holds("limits")),
-            **_privileges(privileged),
+            **_space(spec, limited=policy.holds("limits"), podman=podman),
+            **_privileges(privileged, podman=podman),
         },
     }
 
@@ -114,11 +121,19 @@ def _bind(source: Path, target: str, read_only: bool) -> dict[str, Any]:
     return {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": read_only}
 
 
-def _space(spec: SandboxSpec, *, limited: bool) -> dict[str, Any]:
+def _places(spec: SandboxSpec) -> dict[str, str]:
+    """Where it can be written -> options of the tmpfs there."""
+    return {**WRITABLE, **dict.fromkeys(spec.directories, WRITABLE[HOME])}
+
+
+def _space(spec: SandboxSpec, *, limited: bool, podman: bool) -> dict[str, Any]:
     """Memory, processes and disk. The memory limit includes the disk, which is memory too."""
-    limits = spec.limits
-    places = {**WRITABLE, **dict.fromkeys(spec.directories, f"mode=0755,uid={UID},gid={UID}")}
-    size = f"size={limits.disk_mb}m,nr_inodes={limits.disk_mb * _INODES_PER_MB}," if limited else ""
+    limits, places = spec.limits, _places(spec)
+    size = f"size={limits.disk_mb}m," if limited else ""
+    if podman:  # it knows neither owners nor numbers of files; PID 1 makes the agent the owner
+        places = dict.fromkeys(places, "mode=1777")
+    elif limited:
+        size += f"nr_inodes={limits.disk_mb * _INODES_PER_MB},"
     tmpfs = {path: f"rw,exec,nosuid,nodev,{size}{options}" for path, options in places.items()}
     if not limited:
         return {"Tmpfs": tmpfs}
@@ -133,7 +148,7 @@ def _space(spec: SandboxSpec, *, limited: bool) -> dict[str, Any]:
     }
 
 
-def _privileges(privileged: bool) -> dict[str, Any]:
+def _privileges(privileged: bool, *, podman: bool) -> dict[str, Any]:
     if privileged:
         return {
             "CapAdd": list(_ABLATION_CAPABILITIES),
@@ -141,6 +156,6 @@ def _privileges(privileged: bool) -> dict[str, Any]:
         }
     return {
         "CapDrop": ["ALL"],
-        "CapAdd": list(_INIT_CAPABILITIES),
+        "CapAdd": [*_INIT_CAPABILITIES, *(("CHOWN",) if podman else ())],
         "SecurityOpt": ["no-new-privileges"],
     }

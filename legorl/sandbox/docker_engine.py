@@ -120,6 +120,11 @@ class Engine:
         found = await self._ask(self._client.containers.list(all=True, filters={"label": [label]}))
         return [(item.id, str(item["State"]), dict(item["Labels"])) for item in found]
 
+    async def is_podman(self) -> bool:
+        """It is Podman, which takes fewer options."""
+        version = await self._ask(self._client.version())
+        return any("podman" in str(part.get("Name", "")).lower() for part in version.get("Components") or ())
+
     async def image_exists(self, image: str) -> bool:
         """The engine has it."""
         try:

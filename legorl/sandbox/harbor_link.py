@@ -29,6 +29,7 @@ from legorl.sandbox.link import LinkClosedError
 
 _MODULES = (
     "linux",
+    "seccomp",
     *(
         f"inside.{name}"
         for name in (

@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,11 @@ LEASE_S = 60.0
 """PID 1 ends itself when it has heard nothing for this long."""
 _PING_S = 5.0
 _PIECE = 1 << 16
-_MODULES = ("linux", *(f"inside.{n}" for n in ("frames", "kept", "processes", "files", "tree", "commands")))
+_MODULES = (
+    "linux",
+    "seccomp",
+    *(f"inside.{n}" for n in ("frames", "kept", "processes", "files", "tree", "commands")),
+)
 _MODULES += ("inside.tunnels", "inside.pid1")
 _PACKAGE = "legorl.sandbox"
 BOOTSTRAP = """
@@ -85,9 +89,14 @@ def sources() -> bytes:
     return json.dumps(texts).encode()
 
 
-def bootstrap(uid: int, gid: int) -> list[str]:
-    """Arguments of a Python that becomes PID 1; `InsideLink.start` sends it the rest."""
-    return ["-I", "-S", "-X", "utf8", "-c", BOOTSTRAP, str(len(sources())), json.dumps([uid, gid, LEASE_S])]
+def bootstrap(uid: int, gid: int, own: Sequence[str] = ()) -> list[str]:
+    """Arguments of a Python that becomes PID 1; `InsideLink.start` sends it the rest.
+
+    Args:
+        own: directories to give to the agent first, where the engine cannot.
+    """
+    settings = json.dumps([uid, gid, LEASE_S, list(own)])
+    return ["-I", "-S", "-X", "utf8", "-c", BOOTSTRAP, str(len(sources())), settings]
 
 
 class InsideLink:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from legorl.sandbox import linux
+from legorl.sandbox import linux, seccomp
 from legorl.sandbox.inside.kept import Kept
 from legorl.sandbox.inside.processes import end_descendants
 
@@ -39,6 +39,8 @@ class Command:
     gid: int
     end_tree: bool = True
     """False in ablations: what the command leaves lives on."""
+    filtered: bool = False
+    """Also deny it the system calls that the engine's own profile may allow (Podman's: user namespaces)."""
 
 
 def run(command: Command, stdin: bytes) -> tuple[dict[str, Any], bytes]:
@@ -106,6 +108,9 @@ def _become(command: Command, streams: tuple[int, int, int], failure: int) -> No
             os.setgroups([])
         os.setresgid(command.gid, command.gid, command.gid)
         os.setresuid(command.uid, command.uid, command.uid)
+        if command.filtered and seccomp.supported():
+            linux.drop_privileges()
+            seccomp.deny_system_calls(namespaces=True)
         os.chdir(command.cwd)
         environment = {os.fsencode(name): os.fsencode(value) for name, value in command.env.items()}
         os.execvpe(command.argv[0], list(command.argv), environment)

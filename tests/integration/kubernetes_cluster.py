@@ -19,7 +19,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,11 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "kubernetes"
 TARBALL = ROOT.parent / "shared" / "lab" / "k8s" / "kubernetes-1.20.2-linux-amd64.tar.xz"
 IMAGE = "localhost/legorl-test:1"
-_BOX = Path("/tmp/legorl-kubernetes")
+LAZY_SUFFIX = "-nydus"
+BOX = Path("/tmp/legorl-kubernetes")
 _TOOLS = ("etcd", "containerd", "ctr", "runc", "ip", "openssl", "nft")
 _READY_S = 150.0
+_FORMAT = 2
 _END_S = 30.0
 
 
@@ -50,6 +52,8 @@ class Cluster:
     """Address of this machine that pods reach."""
     log: Path | None = None
     """Where the servers of our own cluster write; None for another's."""
+    nydus: bool = False
+    """Whether nydus-snapshotter keeps the images, each also under a name with `LAZY_SUFFIX`."""
 
     @property
     def overrides(self) -> list[str]:
@@ -99,27 +103,24 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def own_cluster(images: Sequence[Path] = (), snapshotter: Sequence[str] = ()) -> Iterator[Cluster]:
-    """Start one, and remove all of it in the end.
+def own_cluster() -> Iterator[Cluster]:
+    """Start one, and remove all of it in the end. Nydus keeps its images where that program can be had."""
+    from tests.integration.nydus import nydus_snapshotter
 
-    Args:
-        images: archives to import beside the tests' own image.
-        snapshotter: command of a proxy snapshotter, with {root} for the cluster's directory.
-    """
+    nydus = nydus_snapshotter()
     binaries = _binaries()
     archives = [
         _image("localhost/pause:1", _pause_layer(binaries), ["/pause"]),
         _image(IMAGE, rootfs_tar(("nftables",)), ["/bin/sh"]),
-        *images,
     ]
-    _BOX.mkdir(exist_ok=True)
-    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_BOX))
+    BOX.mkdir(exist_ok=True)
+    root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=BOX))
     root.rmdir()  # the node makes it, with its lock
     options: dict[str, Any] = {
         "root": str(root),
         "binaries": str(binaries),
         "images": [str(path) for path in archives],
-        "snapshotter": [word.format(root=root) for word in snapshotter],
+        "nydus": str(nydus or ""),
     }
     command = [sys.executable, "-m", "tests.integration.kubernetes_node", json.dumps(options)]
     process = subprocess.Popen(
@@ -128,7 +129,9 @@ def own_cluster(images: Sequence[Path] = (), snapshotter: Sequence[str] = ()) ->
     try:
         answer = _answer(process)
         assert "error" not in answer, json.dumps(answer, indent=1).replace("\\n", "\n")
-        yield Cluster(Path(answer["kubeconfig"]), IMAGE, answer["host"], Path(answer["log"]))
+        yield Cluster(
+            Path(answer["kubeconfig"]), IMAGE, answer["host"], Path(answer["log"]), nydus is not None
+        )
     finally:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
@@ -155,7 +158,7 @@ def _answer(process: subprocess.Popen[bytes]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _made_once(target: Path) -> Iterator[Path | None]:
+def made_once(target: Path) -> Iterator[Path | None]:
     """A place to make `target` in, None when it is there; whole or not at all, by one process at a time."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.with_name(f"{target.name}.lock").open("w") as lock:
@@ -173,7 +176,7 @@ def _binaries() -> Path:
     source = tarball()
     status = source.stat()
     target = CACHE / hashlib.sha256(f"{source.name} {status.st_size}".encode()).hexdigest()[:16]
-    with _made_once(target) as partial:
+    with made_once(target) as partial:
         if partial is not None:
             partial.mkdir()
             subprocess.run(["tar", "-xf", source, "-C", partial], check=True, timeout=120)
@@ -182,7 +185,7 @@ def _binaries() -> Path:
 
 def _pause_layer(binaries: Path) -> Path:
     target = CACHE / f"{binaries.name}-pause.tar"
-    with _made_once(target) as partial:
+    with made_once(target) as partial:
         if partial is not None:
             with tarfile.open(partial, "w") as tar:
                 tar.add(binaries / "pause", "pause", filter=_plain)
@@ -199,9 +202,9 @@ def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo:
 def _image(name: str, layer: Path, command: list[str]) -> Path:
     """An archive, as `docker save` writes it, of an image of one layer."""
     status = layer.stat()
-    key = hashlib.sha256(repr((name, str(layer), status.st_size, status.st_mtime_ns)).encode())
+    key = hashlib.sha256(repr((_FORMAT, name, str(layer), status.st_size, status.st_mtime_ns)).encode())
     target = CACHE / f"image-{key.hexdigest()[:16]}.tar"
-    with _made_once(target) as partial:
+    with made_once(target) as partial:
         if partial is None:
             return target
         with layer.open("rb") as stream:
@@ -215,7 +218,9 @@ def _image(name: str, layer: Path, command: list[str]) -> Path:
             },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         }
-        manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+        manifest = [
+            {"Config": "config.json", "RepoTags": [name, name + LAZY_SUFFIX], "Layers": ["layer.tar"]}
+        ]
         with tarfile.open(partial, "w") as tar:
             for file, content in (("config.json", config), ("manifest.json", manifest)):
                 data = json.dumps(content).encode()

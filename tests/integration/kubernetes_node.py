@@ -47,8 +47,8 @@ class Setting:
     """Archives to import."""
     slot: int
     """Third byte of the addresses, so that several clusters run beside each other."""
-    snapshotter: tuple[str, ...] = ()
-    """Command of a proxy snapshotter that listens on `root`/snapshotter.sock; empty for overlayfs."""
+    nydus: str = ""
+    """Path of nydus-snapshotter, which then keeps all images; empty for overlayfs."""
 
     @property
     def host(self) -> str:
@@ -149,7 +149,7 @@ def _run_cluster(root: Path, options: dict[str, object]) -> None:
                     Path(str(options["binaries"])),
                     tuple(map(Path, options["images"])),  # type: ignore[call-overload]
                     slot,
-                    tuple(options["snapshotter"]),  # type: ignore[arg-type]
+                    str(options["nydus"]),
                 )
                 _init(setting, is_ready)
             os.write(is_inside, str(pid).encode())
@@ -225,7 +225,7 @@ class _Node:
         self._wait("apiserver", lambda: self._get("/readyz") == b"ok")
         self._run("kube-scheduler", "--leader-elect=false", "--port=0", f"--kubeconfig={self._kubeconfig}")
         self._wait("containerd", (self.root / "containerd" / "sock").exists)
-        kind = ["--snapshotter", "legorl"] if self.setting.snapshotter else []
+        kind = ["--snapshotter", "nydus"] if self.setting.nydus else []
         for image in self.setting.images:
             self._ctr("images", "import", *kind, str(image))
         self._kubelet()
@@ -319,16 +319,31 @@ class _Node:
                 ],
             },
         )
-        snapshotter = "legorl" if self.setting.snapshotter else "overlayfs"
+        # Without nydusd, which no package has, images are unpacked by it as by any other snapshotter.
+        (root / "nydus.toml").write_text(f"""
+version = 1
+root = "{root}/nydus"
+address = "{root}/nydus.sock"
+daemon_mode = "none"
+[system]
+enable = false
+[daemon]
+fs_driver = "nodev"
+[snapshot]
+enable_nydus_overlayfs = false
+""")
+        plugin = f"""
+[proxy_plugins.nydus]
+  type = "snapshot"
+  address = "{root}/nydus.sock"
+"""
         (root / "containerd.toml").write_text(f"""
 version = 2
 root = "{root}/containerd/root"
 state = "{root}/containerd/state"
 [grpc]
   address = "{root}/containerd/sock"
-[proxy_plugins.legorl]
-  type = "snapshot"
-  address = "{root}/snapshotter.sock"
+{plugin if self.setting.nydus else ""}
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "localhost/pause:1"
   restrict_oom_score_adj = true
@@ -337,7 +352,7 @@ state = "{root}/containerd/state"
     bin_dir = "/usr/lib/cni"
     conf_dir = "{root}/cni/conf"
   [plugins."io.containerd.grpc.v1.cri".containerd]
-    snapshotter = "{snapshotter}"
+    snapshotter = "{"nydus" if self.setting.nydus else "overlayfs"}"
     disable_snapshot_annotations = false
 """)
 
@@ -354,8 +369,9 @@ state = "{root}/containerd/state"
             *("--initial-advertise-peer-urls", "http://127.0.0.1:12380"),
             *("--initial-cluster", "default=http://127.0.0.1:12380"),
         )
-        if self.setting.snapshotter:
-            self._run(*self.setting.snapshotter)
+        if self.setting.nydus:
+            self._run(self.setting.nydus, "--config", str(self.root / "nydus.toml"), "--log-to-stdout")
+            self._wait("nydus", (self.root / "nydus.sock").exists)
         self._run("containerd", "-c", str(self.root / "containerd.toml"))
         self._run(
             "kube-apiserver",

@@ -33,7 +33,7 @@ from legorl.sandbox.selfcheck import (
     shell,
     shell_text,
 )
-from tests.integration.kubernetes_cluster import Cluster, cluster
+from tests.integration.kubernetes_cluster import IMAGE, LAZY_SUFFIX, Cluster, cluster
 
 __all__ = ["cluster"]
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -347,3 +347,30 @@ async def test_an_api_server_that_is_down_is_infrastructure(workspace: Path, tmp
     with pytest.raises(SandboxStartError, match="cannot list pods: Cannot connect"):
         await provider.start(spec(workspace))
     await provider.close()
+
+
+async def test_a_lazy_image_is_kept_by_the_nodes_snapshotter(cluster: Cluster, workspace: Path) -> None:
+    """Names are rewritten, and the nodes told; the root directory then is nydus-snapshotter's."""
+    if not cluster.nydus:
+        pytest.skip("the cluster has no nydus-snapshotter")
+    lazy = (
+        "sandbox.kubernetes.lazy.mirrors=['docker.io=localhost']",
+        f"sandbox.kubernetes.lazy.suffix={LAZY_SUFFIX}",
+        "sandbox.kubernetes.lazy.annotations=['containerd.io/snapshotter=nydus']",
+    )
+    config = configured(cluster, *lazy)
+    provider, api = open_provider(config), Api(config.kubernetes)
+    try:
+        image = IMAGE.replace("localhost/", "docker.io/")
+        sandbox = await provider.start(spec(workspace, image=image))
+        assert isinstance(sandbox, KubernetesSandbox)
+        pod = await api.read_pod(sandbox.pod)
+        images = {container["name"]: container["image"] for container in pod["spec"]["containers"]}
+        assert images == {"agent": IMAGE + LAZY_SUFFIX, "guard": IMAGE}
+        assert pod["metadata"]["annotations"]["containerd.io/snapshotter"] == "nydus"
+        root = await shell_text(sandbox, "grep ' / / ' /proc/self/mountinfo")
+        assert "/nydus/snapshots/" in root
+        await sandbox.stop()
+    finally:
+        await api.close()
+        await provider.close()

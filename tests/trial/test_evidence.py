@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from legorl.sandbox.policy import load_policy
 from legorl.trial.behaviour import Step
 from legorl.trial.evidence import EXAMPLES, TEXT, gather
 from legorl.trial.record import Evidence
+from tests.captures import requests
 from tests.trial.tasks_for_tests import make_task
 
 
@@ -125,3 +129,26 @@ def test_a_record_stays_small(tmp_path: Path) -> None:
     found, attempts = evidence(tmp_path, *[long] * 50)
     assert attempts == {"answers_absent": 50} and len(found) == EXAMPLES
     assert all(len(item.text) <= TEXT for item in found)
+
+
+def calls_in(value: object) -> Iterator[Step]:
+    """Tool calls anywhere in a recorded request, whatever its protocol."""
+    if isinstance(value, list):
+        for item in value:
+            yield from calls_in(item)
+    elif isinstance(value, dict):
+        function = value["function"] if isinstance(value.get("function"), dict) else value
+        arguments = function.get("input", function.get("arguments"))
+        with contextlib.suppress(ValueError, TypeError):
+            given = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if isinstance(given, dict) and isinstance(function.get("name"), str):
+                yield Step(function["name"], given, "", 1)
+        for item in value.values():
+            yield from calls_in(item)
+
+
+def test_recorded_agents_have_none(tmp_path: Path) -> None:
+    """What real harnesses did in recorded sessions on honest tasks."""
+    steps = [step for _, record in requests() for step in calls_in(record.get("body"))]
+    assert len(steps) > 100
+    assert evidence(tmp_path, *steps) == ((), {})

@@ -4,7 +4,8 @@ set -euo pipefail
 
 packages=(
   erofs-utils nginx-light # images on a web server (tests/integration/test_sandbox_lazy.py)
-  docker.io python3 mawk patch procps # Docker's engine, and what its tests' image is made of (tests/integration/rootfs.py)
+  docker.io podman runc # engines of containers (tests/integration/docker_engine.py)
+  python3 mawk patch procps # with git and others, what the image of tests is made of (tests/integration/rootfs.py)
   etcd-server containerd runc containernetworking-plugins iproute2 nftables openssl # a Kubernetes node (tests/integration/kubernetes_cluster.py)
 )
 

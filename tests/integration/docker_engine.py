@@ -16,7 +16,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,29 +81,86 @@ def _import(engine: Engine) -> None:
 
 
 @contextmanager
+def running_podman() -> Iterator[Engine]:
+    """Podman behind the same interface, or the one that LEGORL_TEST_PODMAN_HOST names."""
+    if host := os.environ.get("LEGORL_TEST_PODMAN_HOST"):
+        engine = Engine(host)
+        _import(engine)
+        yield engine
+        return
+    if os.geteuid() != 0 or shutil.which("podman") is None or shutil.which("docker") is None:
+        pytest.skip("needs root and Podman (scripts/test_servers.sh), or LEGORL_TEST_PODMAN_HOST")
+    with _directory("legorl-podman-") as directory:
+        (directory / "runtime").write_text(_RUNTIME)
+        (directory / "runtime").chmod(0o755)
+        (directory / "containers.conf").write_text(
+            f'[engine]\nruntime = "own"\n[engine.runtimes]\nown = ["{directory}/runtime"]\n'
+        )
+        where = ("--root", str(directory / "root"), "--runroot", str(directory / "run"))
+        service = ("system", "service", "--time", "0", f"unix://{directory}/docker.sock")
+        command = ("podman", *where, "--cgroup-manager", "cgroupfs", *service)
+        try:
+            with _served(directory, command) as engine:
+                _import(engine)
+                yield engine
+        finally:
+            _remove_groups("libpod_parent")  # Podman's own; those that are in use stay
+
+
+_RUNTIME = """#!/usr/bin/python3
+# runc, without the limits that a machine whose root lacks CAP_SYS_RESOURCE cannot set.
+import json, os, sys
+if "create" in sys.argv:
+    path = os.path.join(sys.argv[sys.argv.index("--bundle") + 1], "config.json")
+    config = json.load(open(path))
+    for name in ("rlimits", "oomScoreAdj"):
+        config["process"].pop(name, None)
+    json.dump(config, open(path, "w"))
+os.execvp("runc", ["runc", *sys.argv[1:]])
+"""
+
+
+@contextmanager
 def _daemon() -> Iterator[Engine]:
-    directory = Path(tempfile.mkdtemp(prefix="legorl-dockerd-"))
-    socket, group = directory / "docker.sock", directory.name
-    command = [
-        *("setpriv", "--pdeathsig", "KILL"),
-        *("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
-        *("dockerd", "--host", f"unix://{socket}", "--data-root", str(directory / "root")),
-        *("--exec-root", str(directory / "exec"), "--pidfile", str(directory / "pid")),
-        *("--bip", "10.252.0.1/24", "--cgroup-parent", group),
-    ]
+    with _directory("legorl-dockerd-") as directory:
+        command = (
+            *("dockerd", "--host", f"unix://{directory}/docker.sock", "--data-root", str(directory / "root")),
+            *("--exec-root", str(directory / "exec"), "--pidfile", str(directory / "pid")),
+            *("--bip", "10.252.0.1/24", "--cgroup-parent", directory.name),
+        )
+        with _served(directory, command) as engine:
+            yield engine
+
+
+@contextmanager
+def _directory(prefix: str) -> Iterator[Path]:
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield directory
+    finally:
+        _remove_groups(directory.name)
+        shutil.rmtree(directory)
+
+
+@contextmanager
+def _served(directory: Path, command: Sequence[str]) -> Iterator[Engine]:
+    """Run a daemon in namespaces of its own, which end with this process."""
+    alone = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     with (directory / "log").open("wb") as log:
-        # A session of its own: the terminal's Ctrl-C is the fixture's to handle.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            ("setpriv", "--pdeathsig", "KILL", *alone, *command),
+            env={**os.environ, "CONTAINERS_CONF": str(directory / "containers.conf")},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the terminal's Ctrl-C is the fixture's to handle
         )
     try:
-        engine = Engine(f"unix://{socket}")
+        engine = Engine(f"unix://{directory}/docker.sock")
         _wait(engine, process, directory / "log")
         yield engine
     finally:
         _stop(process)
-        _remove_groups(group)
-        shutil.rmtree(directory)
 
 
 def _wait(engine: Engine, process: subprocess.Popen[bytes], log: Path) -> None:

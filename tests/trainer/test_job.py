@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.exceptions import RayTaskError
 
 from legorl.errors import OutageError
 from legorl.trainer.job import _innermost, _last_words, _reason
@@ -34,12 +35,13 @@ def test_no_logs_no_words(tmp_path: Path) -> None:
 
 
 def test_the_innermost_error_counts() -> None:
-    class Wrapped(RuntimeError):
-        cause = OutageError("registry down: 30 of 32")
-
-    assert isinstance(_innermost(Wrapped("remote traceback")), OutageError)
-    assert _reason(_innermost(Wrapped("x"))) == "OutageError: registry down: 30 of 32"
-    assert isinstance(_innermost(OutageError("its cause is a word")), OutageError)
+    """As Ray delivers what a remote actor raised, through another actor."""
+    down = OutageError("registry down: 30 of 32")
+    once = RayTaskError("TaskRunner.run", "remote traceback", down).as_instanceof_cause()
+    twice = RayTaskError("main", "remote traceback", once).as_instanceof_cause()
+    for error in (down, once, twice):
+        assert isinstance(_innermost(error), OutageError)
+        assert _reason(_innermost(error)) == "OutageError: registry down: 30 of 32"
 
 
 def test_whose_fault_it_is_that_nothing_is_left() -> None:

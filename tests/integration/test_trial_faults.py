@@ -9,6 +9,7 @@ import copy
 import ctypes
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from legorl.trial.runner import TrialRequest, TrialResult, TrialRunner
 from legorl.trial.termination import RETRIED, TERMINATIONS, Blame
 from tests.fakes import HermesParser
 from tests.integration.docker_engine import IMAGE, Engine, docker_engine
+from tests.integration.kubernetes_cluster import Cluster, cluster
 from tests.integration.leftovers import no_leftovers
 from tests.trial.conftest import make_model
 from tests.trial.faulty import FAULTS, Fault, FaultyProvider
@@ -43,7 +45,7 @@ from tests.trial.script_harness import SUBMIT, ScriptHarness
 from tests.trial.tasks_for_tests import make_task
 from tests.trial.test_runner import FIX, call
 
-assert docker_engine  # a fixture
+assert docker_engine and cluster  # fixtures
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 EACH = 8
@@ -93,7 +95,8 @@ async def run_trials(
     """All trials of a plan at once, as many as there is room for."""
     config = settings(run_dir)
     if sandbox:
-        config.sandbox.start_timeout_s, config.sandbox.concurrency = 30.0, 8
+        config.sandbox.start_timeout_s, config.sandbox.concurrency = 60.0, 8
+        config.sandbox.transfer_timeout_s, config.harness.deadline_s = 15.0, 30.0
     engine = ScriptedEngine(policy, Tokenizer.from_file(str(model / "tokenizer.json")))
     proxy = Proxy(engine, Renderer.load(model), HermesParser(), context_tokens=config.engine.max_model_len)
     inner = open_provider(compose(sandbox).sandbox)
@@ -166,8 +169,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(each: int, healthy: int) -> dict[str, Fault | None]:
     """Every fault so many times, between trials without one."""
     plan: dict[str, Fault | None] = {f"healthy-{n}": None for n in range(healthy)}
-    for n in range(each):
-        plan |= {f"{name.replace(' ', '-').replace(',', '')}-{n}": FAULTS[name] for name in FAULTS}
+    for name, fault in FAULTS.items():
+        plain = re.sub(r"[^a-z0-9]+", "-", name.lower())
+        plan |= {f"{plain}-{n}": fault for n in range(each)}
     return plan
 
 
@@ -180,19 +184,39 @@ async def test_two_hundred_faults(tmp_path: Path, model: Path) -> None:
     check(plan, results, tmp_path / "run")
 
 
-@pytest.mark.slow
-async def test_faults_on_a_docker_engine(
-    tmp_path: Path, model: Path, docker_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each once, but for the start that hangs, for starts are given more time here; no container is left."""
-    monkeypatch.setattr(leased, "GRACE_S", 2.0)
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> dict[str, Fault | None]:
+    """Each fault once, but for the start that hangs: starts are given more time on an engine."""
+    monkeypatch.setattr(leased, "GRACE_S", 5.0)
     plan = planned(1, 3)
     del plan["ready-hung-0"]
+    return plan
+
+
+@pytest.mark.slow
+async def test_faults_on_a_docker_engine(
+    tmp_path: Path, model: Path, docker_engine: Engine, patient: dict[str, Fault | None]
+) -> None:
     before = docker_engine.containers()
     sandbox = ("sandbox=docker", f"sandbox.docker.host={docker_engine.host}", f"sandbox.image={IMAGE}")
-    results = await run_trials(plan, tmp_path / "tasks", model, tmp_path / "run", *sandbox)
+    results = await run_trials(patient, tmp_path / "tasks", model, tmp_path / "run", *sandbox)
     assert docker_engine.containers() == before
-    check(plan, results, tmp_path / "run")
+    check(patient, results, tmp_path / "run")
+
+
+@pytest.mark.slow
+async def test_faults_on_kubernetes(
+    tmp_path: Path, model: Path, cluster: Cluster, patient: dict[str, Fault | None]
+) -> None:
+    from tests.integration.test_sandbox_kubernetes import pods  # needs the client library
+
+    before = await pods(cluster)
+    results = await run_trials(patient, tmp_path / "tasks", model, tmp_path / "run", *cluster.overrides)
+    check(patient, results, tmp_path / "run")
+    end = time.monotonic() + 60  # a deleted pod takes its time
+    while (left := set(await pods(cluster)) - set(before)) and time.monotonic() < end:  # noqa: ASYNC110
+        await asyncio.sleep(1)
+    assert not left
 
 
 def check(plan: dict[str, Fault | None], results: dict[str, TrialResult], run_dir: Path) -> None:
@@ -208,6 +232,7 @@ def check(plan: dict[str, Fault | None], results: dict[str, TrialResult], run_di
         last = record.phases[-1]
         if (record.termination, last.name) != (fault.cause, fault.phase):
             wrong.append(f"{name}: {record.termination} in {last.name}: {record.detail}")
+            continue
         attempts = 2 if fault.phase != "agent" and fault.cause in RETRIED else 1
         assert last.attempts == attempts, f"{name}: {record.phases}"
         assert TERMINATIONS[record.termination].blame is Blame.INFRASTRUCTURE

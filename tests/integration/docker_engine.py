@@ -10,6 +10,7 @@ groups below one of its own.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -134,12 +135,22 @@ def _daemon() -> Iterator[Engine]:
 
 @contextmanager
 def _directory(prefix: str) -> Iterator[Path]:
+    """With a lock that says that its owner lives; what killed owners left is removed first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*/lock"):
+        with contextlib.suppress(OSError), left.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_groups(left.parent.name)
+            shutil.rmtree(left.parent)
     directory = Path(tempfile.mkdtemp(prefix=prefix))
-    try:
-        yield directory
-    finally:
-        _remove_groups(directory.name)
-        shutil.rmtree(directory)
+    partial = directory / "lock.partial"
+    with partial.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        partial.rename(directory / "lock")
+        try:
+            yield directory
+        finally:
+            _remove_groups(directory.name)
+            shutil.rmtree(directory)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import tempfile
 from pathlib import Path
 
 from legorl.config.schema_providers import HarborConfig
@@ -27,6 +26,7 @@ from legorl.sandbox.layout import HOME, UID
 from legorl.sandbox.link import LinkClosedError
 from legorl.sandbox.policy import Policy, load_policy
 from legorl.sandbox.pristine import Pristine
+from legorl.sandbox.scratch import remove_abandoned, scratch_directory
 
 _LOG = logging.getLogger(__name__)
 _STOP_S = 60.0
@@ -66,6 +66,7 @@ class HarborProvider:
         """
         self.policy = policy or load_policy()
         self._config = config
+        remove_abandoned()
         self._maker = Maker(config, self.policy)
         self._image = image
         self._transfer_timeout_s = transfer_timeout_s
@@ -81,7 +82,7 @@ class HarborProvider:
         for path in (spec.workspace, *(item.source for item in spec.mounts)):
             if not path.exists():
                 raise SandboxStartError(f"{spec.trial_id}: {path} does not exist on the host.")
-        directory = Path(tempfile.mkdtemp(prefix="legorl-harbor-"))
+        directory = scratch_directory()
         environment: Environment | None = None
         try:
             environment = self._maker.make(spec, directory, spec.image or self._image)

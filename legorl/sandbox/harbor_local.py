@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import io
 import shlex
+import shutil
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,6 +29,7 @@ from legorl.sandbox.lazy import LazyCache
 from legorl.sandbox.local import LocalProvider
 from legorl.sandbox.local_sandbox import LocalSandbox
 from legorl.sandbox.policy import load_policy
+from legorl.sandbox.scratch import remove_abandoned, scratch_directory
 
 _DAY_S = 86_400.0
 """Deadline of a command for which Harbor names none."""
@@ -104,18 +105,19 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
         """Start the sandbox and copy what the Dockerfile copies."""
         shared = self._network_is_public and self._network == "host"
         off = self._off | ({"network_closed"} if shared else set())
+        remove_abandoned()
         self._provider = LocalProvider(
             load_policy(off=off),
             transfer_timeout_s=_TRANSFER_S,
             cache=LazyCache(self._images / "images"),
             unpacked=self._images / "unpacked",
         )
-        self._pristine = tempfile.TemporaryDirectory(prefix="legorl-harbor-")
+        self._pristine = scratch_directory()
         targets = {self._workdir, *(copy.directory for copy in self._recipe.copies), *self._directories}
         given = ("/tmp", "/logs", "/home/agent", "/dev/shm", WORKDIR)
         spec = SandboxSpec(
             trial_id=self.session_id,
-            workspace=Path(self._pristine.name),
+            workspace=self._pristine,
             mounts=tuple(Mount(Path(item["source"]), item["target"]) for item in self._host_mounts),
             limits=Limits(
                 memory_mb=self._effective_memory_mb or Limits.memory_mb,
@@ -139,7 +141,7 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
         """End it; nothing is kept, whatever `delete` says."""
         if self._provider is not None:
             await self._provider.close()
-            self._pristine.cleanup()
+            shutil.rmtree(self._pristine, ignore_errors=True)
 
     @property
     def _running(self) -> LocalSandbox:

@@ -49,26 +49,17 @@ def test_an_environment_that_cannot_close_the_network() -> None:
 
 
 def test_there_is_no_such_environment() -> None:
-    for name, words in (("nothing", "no environment of Harbor"), ("no.module:Class", "cannot be imported")):
-        done = lane(
-            "-m", "legorl.cli", "sandbox", "check", "sandbox=harbor", f"sandbox.harbor.environment={name}"
-        )
-        assert done.returncode == 2
-        assert words in done.stderr
+    name = "sandbox.harbor.environment=nothing"
+    done = lane("-m", "legorl.cli", "sandbox", "check", "sandbox=harbor", name)
+    assert done.returncode == 2
+    assert "no environment of Harbor" in done.stderr
 
 
 def test_containers_whose_commands_run_as_root(docker_engine: Engine) -> None:
     """There the agent becomes another user, mounts are copies, and a command outlives its caller."""
     names = (
-        *(
-            "standard_input",
-            "time_out",
-            "large_output",
-            "nothing_outlives_its_phase",
-            "abandoned_commands_end",
-        ),
-        *("put_and_get", "mounts_are_read_only", "workspace_is_a_copy", "proxy_in_the_agent_phase_only"),
-        *("no_network", "host_is_invisible", "nothing_privileged", "init_cannot_be_touched", "fork_bomb"),
+        *("time_out", "nothing_outlives_its_phase", "abandoned_commands_end", "put_and_get"),
+        *("mounts_are_read_only", "proxy_in_the_agent_phase_only", "nothing_privileged"),
     )
     settings = (
         "sandbox.harbor.environment=tests.integration.harbor_docker:DockerCli",
@@ -81,9 +72,8 @@ def test_containers_whose_commands_run_as_root(docker_engine: Engine) -> None:
 
 
 def test_attacks() -> None:
-    """One on either of two rules, also with that rule off; the whole suite takes minutes."""
-    attacks = ("network_closed/loopback", "no_privileges/capabilities")
-    rules = [word for name in attacks for word in ("--rule", name)]
+    """One, also with its rule off; the whole suite takes minutes."""
+    rules = ("--rule", "network_closed/loopback")
     with no_leftovers():
         done = lane("-m", "legorl.cli", "sandbox", "attack", "sandbox=harbor", "--ablate", *rules)
     assert done.returncode == 0, done.stdout + done.stderr

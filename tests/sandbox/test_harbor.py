@@ -22,6 +22,7 @@ from legorl.sandbox.harbor_link import program
 from legorl.sandbox.inside.frames import Decoder, encode
 from legorl.sandbox.inside.once import INLINE_BYTES, MARK, digest
 from legorl.sandbox.providers import open_provider
+from legorl.sandbox.scratch import remove_abandoned, scratch_directory
 
 
 @pytest.mark.skipif(importlib.util.find_spec("harbor") is not None, reason="Harbor is installed")
@@ -105,3 +106,15 @@ def test_a_command_and_its_tree(tmp_path: Path) -> None:
     ((header, output),) = Decoder().feed(base64.b64decode(answer))
     assert (header["code"], header["tree_gone"]) == (3, True), json.dumps(header)
     assert not Path("/proc", output.decode().strip()).exists()
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    make = "import os; from legorl.sandbox.scratch import *; scratch_directory(); os.kill(os.getpid(), 9)"
+    subprocess.run(
+        [sys.executable, "-c", make], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False, timeout=30
+    )
+    ours = scratch_directory()
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_abandoned()
+    assert list(tmp_path.iterdir()) == [ours]

@@ -64,6 +64,7 @@ class Cluster:
             f"sandbox.kubernetes.guard_image={self.image}",
             f"sandbox.kubernetes.kubeconfig={self.kubeconfig}",
             f"sandbox.kubernetes.proxy_host={self.proxy_host}",
+            "sandbox.kubernetes.cpu_request=0.05",  # a node of two cores takes twenty pods
         ]
 
 

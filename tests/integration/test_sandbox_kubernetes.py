@@ -18,6 +18,7 @@ import pytest
 from legorl.config.compose import compose
 from legorl.config.schema import SandboxConfig
 from legorl.errors import ImageError, IntegrityError, SandboxExecError, SandboxStartError, TransferError
+from legorl.sandbox import leased
 from legorl.sandbox.base import Limits, Phase, Sandbox, SandboxSpec
 from legorl.sandbox.kubernetes import KubernetesProvider
 from legorl.sandbox.kubernetes_api import Api
@@ -34,8 +35,9 @@ from legorl.sandbox.selfcheck import (
     shell_text,
 )
 from tests.integration.kubernetes_cluster import IMAGE, LAZY_SUFFIX, Cluster, cluster
+from tests.integration.test_trial_faults import check, model, planned, run_trials
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "model"]
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
@@ -374,3 +376,18 @@ async def test_a_lazy_image_is_kept_by_the_nodes_snapshotter(cluster: Cluster, w
     finally:
         await api.close()
         await provider.close()
+
+
+@pytest.mark.timeout(300)
+async def test_faults_in_whole_trials(
+    cluster: Cluster, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each once, but for the start that hangs, for starts are given more time here; no pod is left."""
+    if cluster.log is None:
+        pytest.skip("a sandbox is killed from outside, so its node has to be this machine")
+    monkeypatch.setattr(leased, "GRACE_S", 2.0)
+    plan = planned(1, 3)
+    del plan["ready-hung-0"]
+    results = await run_trials(plan, tmp_path / "tasks", model, tmp_path / "run", *cluster.overrides)
+    check(plan, results, tmp_path / "run")
+    await eventually_async(lambda: pods(cluster), [], 10)

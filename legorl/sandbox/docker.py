@@ -68,6 +68,7 @@ class DockerProvider:
         self._engine: Engine | None = None
         self._preparing: asyncio.Task[bool] | None = None
         self._running: set[ContainedSandbox] = set()
+        self._cleaning: set[asyncio.Task[None]] = set()
         scheme, _, place = config.host.partition("://")
         if scheme == "unix" and not Path(place).is_socket():
             raise UserError(
@@ -107,6 +108,8 @@ class DockerProvider:
                 return sandbox
         except BaseException as error:
             cleaning = asyncio.create_task(_discard(engine, name, creating, link))
+            self._cleaning.add(cleaning)  # it goes on when this call is cancelled once more
+            cleaning.add_done_callback(self._cleaning.discard)
             await asyncio.shield(cleaning)
             if isinstance(error, EngineFailedError) and error.status == 404 and "image" in str(error).lower():
                 raise ImageError(
@@ -160,6 +163,8 @@ class DockerProvider:
     async def close(self) -> None:
         """See `SandboxProvider`."""
         await asyncio.gather(*(sandbox.stop() for sandbox in list(self._running)))
+        if self._cleaning:
+            await asyncio.wait(self._cleaning, timeout=_CREATE_S)
         if self._engine is not None:
             engine, self._engine = self._engine, None
             await engine.close()

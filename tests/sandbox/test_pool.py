@@ -232,7 +232,9 @@ async def test_one_probe_at_a_time_and_one_that_is_given_up_frees_the_next() -> 
     assert made.breaker.state == "open"
     provider.start_s = 0.2
     waiting = [asyncio.ensure_future(made.start(spec())) for _ in range(8)]
-    await asyncio.sleep(0.12)
+    async with asyncio.timeout(10):
+        while not provider.starts:
+            await asyncio.sleep(0.005)
     assert provider.starts == 1 and made.breaker.state == "half open"
     for start in waiting[:-1]:
         start.cancel()

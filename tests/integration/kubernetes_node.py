@@ -248,7 +248,8 @@ class _Node:
             f"address add {node}/30 dev up0",
             "link set up0 up",
             f"route add default via {self.setting.host}",  # kubelet wants one; it leads no further
-            "link add lego0 type bridge",
+            # An address of its own: it would change whenever a pod comes or goes, unknown to the other pods.
+            "link add lego0 address 02:00:00:00:00:01 type bridge",
             f"address add {pods}.1/24 dev lego0",
             "link set lego0 up",
         ):

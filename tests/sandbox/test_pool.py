@@ -53,9 +53,11 @@ class Provider:
         self.fails: Callable[[], Exception | None] = lambda: None
         self.start_s = self.exec_s = 0.0
         self.closed = False
+        self.started = asyncio.Event()
 
     async def start(self, spec: SandboxSpec) -> Box:
         self.starts += 1
+        self.started.set()
         await asyncio.sleep(self.start_s)
         if (error := self.fails()) is not None:
             raise error
@@ -232,9 +234,7 @@ async def test_one_probe_at_a_time_and_one_that_is_given_up_frees_the_next() -> 
     assert made.breaker.state == "open"
     provider.start_s = 0.2
     waiting = [asyncio.ensure_future(made.start(spec())) for _ in range(8)]
-    async with asyncio.timeout(10):
-        while not provider.starts:
-            await asyncio.sleep(0.005)
+    await asyncio.wait_for(provider.started.wait(), 10)
     assert provider.starts == 1 and made.breaker.state == "half open"
     for start in waiting[:-1]:
         start.cancel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import secrets
 import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -92,8 +93,8 @@ async def _run(args: argparse.Namespace) -> int:
     from legorl.trial.termination import Blame, termination
 
     config = compose(args.overrides)
+    out = _free(args.out, Path(config.paths.runs))
     task = _task(args.task, config)
-    out = args.out or Path(config.paths.runs) / time.strftime("trial-%Y%m%d-%H%M%S")
 
     def say(text: str) -> None:
         print(text, flush=True)
@@ -111,6 +112,15 @@ async def _run(args: argparse.Namespace) -> int:
     return 3 if termination(result.record.termination).blame is Blame.INFRASTRUCTURE else 0
 
 
+def _free(out: Path | None, runs: Path) -> Path:
+    """Where a trial's record goes: `out`, or a new directory below `runs`. No earlier record is replaced."""
+    if out is None:
+        return runs / f"{time.strftime('trial-%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    if records := sorted(out.glob("trials/*/*/trial.json")):
+        raise UserError(f"--out {out} has a trial's record already ({records[0]}). Name another directory.")
+    return out
+
+
 def _task(name: str, config: Config) -> Task:
     """By path, or by id in the configured pool."""
     from legorl.tasks.pool import load_pool, pool_dir
@@ -118,6 +128,9 @@ def _task(name: str, config: Config) -> Task:
 
     if (Path(name) / "task.toml").is_file():
         return load_task(Path(name))
+    if "/" in name:  # which no id has
+        why = "it has no task.toml" if Path(name).exists() else "it does not exist"
+        raise UserError(f"{name} is no task directory: {why}.")
     pool = Path(config.tasks.pool)
     if not pool.is_absolute():
         pool = pool_dir(Path(config.paths.pools), config.tasks.pool, config.tasks.seed)

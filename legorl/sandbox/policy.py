@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -27,9 +28,9 @@ class Rule:
 
     attack: str
     """What it stops."""
-    phases: tuple[str, ...]
-    """When it holds: `setup`, `agent`, `verify`."""
-    enforced: Mapping[str, str]
+    phases: tuple[Literal["setup", "agent", "verify"], ...]
+    """When it holds; at least one."""
+    enforced: Mapping[Literal["all", "local", "docker", "kubernetes", "harbor"], str]
     """Provider, or `all`, -> how."""
     without: str = ""
     """What a run gets that switches it off."""
@@ -83,6 +84,8 @@ def load_policy(name: str = DEFAULT, off: Iterable[str] = ()) -> Policy:
         ) from error
     except (msgspec.MsgspecError, ValueError) as error:
         raise UserError(f"sandbox.policy={name}: {path} is no policy: {error}") from error
+    if never := [id for id, rule in rules.items() if not rule.phases]:
+        raise UserError(f"sandbox.policy={name}: {path}: the rule {never[0]} has no phase to hold in.")
     if missing := sorted(REQUIRED - set(rules)):
         raise UserError(
             f"sandbox.policy={name}: {path} lacks the rule {missing[0]}; sandbox.policy_off switches one off."

@@ -173,6 +173,9 @@ def find_run(runs: Path, name: str) -> Path:
     """
     if (Path(name) / INFO_FILE).is_file():
         return Path(name)
+    if "/" in name:  # which no id has
+        why = f"it has no {INFO_FILE}" if Path(name).exists() else "it does not exist"
+        raise UserError(f"{name} is no run directory: {why}. `legorl status` lists the runs.")
     known = list_runs(runs)
     if not known:
         raise UserError(f"There are no runs in {runs}. `legorl train` makes one; --runs DIR looks elsewhere.")

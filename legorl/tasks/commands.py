@@ -169,8 +169,10 @@ def _show(task: Task, solution: bool) -> int:
     for path in files:
         print(f"{path.relative_to(task.workspace)} ({path.stat().st_size} bytes)")
     if solution:
-        patch = (task.solution / "fix.patch").read_text(errors="replace")
-        print(f"\n--- reference fix\n{patch}", end="")
+        fixes = [file for name in ("fix.patch", "solve.sh") if (file := task.solution / name).is_file()]
+        if not fixes:
+            raise UserError(f"Task {task.id} has no reference fix: {task.solution} has no solve.sh.")
+        print(f"\n--- reference fix\n{fixes[0].read_text(errors='replace')}", end="")
     return 0
 
 

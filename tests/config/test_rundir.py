@@ -68,6 +68,13 @@ def test_find(tmp_path: Path) -> None:
         rundir.find_run(tmp_path, "20260101-000000-aaab")
 
 
+def test_a_path_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/nope is no run directory: it does not exist"):
+        rundir.find_run(tmp_path / "runs", f"{tmp_path}/nope")
+    with pytest.raises(UserError, match=rf"{tmp_path} is no run directory: it has no {rundir.INFO_FILE}"):
+        rundir.find_run(tmp_path / "runs", str(tmp_path))
+
+
 def test_a_broken_description_is_named(tmp_path: Path) -> None:
     path = run(tmp_path, "a")
     (path / "run.json").write_text("{")

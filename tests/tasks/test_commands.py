@@ -119,6 +119,8 @@ def test_a_task_without_its_fix_can_be_shown_and_not_validated(tasks: Command, p
     task = pools / "repair-0" / "tasks" / "repair-0-train-0000"
     (task / "solution").rename(pools / "away")
     assert tasks("show", str(task))
+    with pytest.raises(UserError, match=r"has no reference fix: .*no solve.sh"):
+        tasks("show", str(task), "--solution")
     with pytest.raises(UserError, match=r"cannot be validated: .*solve.sh is missing"):
         tasks("validate", str(task))
 

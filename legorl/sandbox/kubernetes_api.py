@@ -61,10 +61,11 @@ class Api:
                 settings = client.Configuration()
                 try:
                     await self._load(settings)
-                except (kubeconfig.ConfigException, OSError) as error:
-                    hint = "name a file in sandbox.kubernetes.kubeconfig"
+                except Exception as error:  # a user's file, read by a library: YAML's errors, missing keys, …
+                    place = self._config.kubeconfig or "kubectl's default"
+                    why = " ".join(f"{type(error).__name__}: {error}".split())
                     raise UserError(
-                        f"There is no usable Kubernetes configuration ({error}): {hint}."
+                        f"sandbox.kubernetes.kubeconfig: {place} is no usable configuration ({why})."
                     ) from error
                 settings.connection_pool_maxsize = 0  # every sandbox keeps a connection
                 self.url = settings.host

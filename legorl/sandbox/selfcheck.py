@@ -147,6 +147,8 @@ async def run_checks(
             failure = str(error)
         except TimeoutError:
             failure = f"not finished after {CHECK_S} s"
+        except UserError:  # of the settings, and the same in every check
+            raise
         except LegoError as error:
             failure = f"{type(error).__name__}: {error}"
         yield CheckResult(name, failure, time.monotonic() - start)

@@ -9,10 +9,9 @@ from typing import Any
 
 from legorl.sandbox.base import CACHE, CACHE_ENV, WORKDIR, SandboxSpec
 from legorl.sandbox.inside_link import bootstrap
+from legorl.sandbox.layout import AGENT_ENV, HOME, IMAGE_PATH, UID
 from legorl.sandbox.policy import Policy
 
-UID = 1000
-HOME = "/home/agent"
 WRITABLE: Mapping[str, str] = {
     WORKDIR: f"mode=0755,uid={UID},gid={UID}",
     HOME: f"mode=0755,uid={UID},gid={UID}",
@@ -36,20 +35,7 @@ _ABLATION_CAPABILITIES = ("DAC_READ_SEARCH", "NET_ADMIN", "SYS_ADMIN", "SYS_PTRA
 
 def environment() -> dict[str, str]:
     """What commands find in their environment unless the image, the spec or the command has it."""
-    return {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": HOME,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "TMPDIR": "/tmp",
-        **CACHE_ENV,
-        # Byte code is matched to its source by size and whole seconds: an agent that turns `<` into `>`
-        # within a second of its last test run would go on testing the old code.
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    return {"PATH": IMAGE_PATH, **AGENT_ENV, **CACHE_ENV}
 
 
 def python_mount(python: str) -> tuple[str, Path | None]:

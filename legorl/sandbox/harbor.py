@@ -22,7 +22,7 @@ from legorl.sandbox.contained import ContainedSandbox
 from legorl.sandbox.harbor_environment import Environment, Maker
 from legorl.sandbox.harbor_link import HarborLink
 from legorl.sandbox.harbor_relay import NoAnswerError
-from legorl.sandbox.layout import HOME, UID
+from legorl.sandbox.layout import AGENT_ENV, HOME, UID
 from legorl.sandbox.link import LinkClosedError
 from legorl.sandbox.policy import Policy, load_policy
 from legorl.sandbox.pristine import Pristine
@@ -31,17 +31,6 @@ from legorl.sandbox.scratch import remove_abandoned, scratch_directory
 _LOG = logging.getLogger(__name__)
 _STOP_S = 60.0
 _DIRECTORIES = (WORKDIR, HOME, "/logs", "/logs/agent", "/logs/verifier", "/logs/artifacts")
-_ENV = {
-    "HOME": HOME,
-    "USER": "agent",
-    "LOGNAME": "agent",
-    "SHELL": "/bin/bash",
-    "LANG": "C.UTF-8",
-    "TERM": "dumb",
-    "TMPDIR": "/tmp",
-    # Byte code is matched to its source by size and whole seconds: see `layout.environment`.
-    "PYTHONDONTWRITEBYTECODE": "1",
-}
 
 
 class HarborProvider:
@@ -109,7 +98,7 @@ class HarborProvider:
             await _end(environment, directory)
 
         sandbox = ContainedSandbox(
-            spec, link, self.policy, env=_ENV, transfer_timeout_s=self._transfer_timeout_s, end=end
+            spec, link, self.policy, env=AGENT_ENV, transfer_timeout_s=self._transfer_timeout_s, end=end
         )
         try:
             request = {"op": "prepare", "directories": [*_DIRECTORIES, *spec.directories]}

@@ -52,7 +52,20 @@ _ETC_DIRECTORIES = ("alternatives", "ssl/certs", "pki/tls/certs", "pki/ca-trust/
 """Of the host's /etc: what programs need and what says nothing about the host (no keys, no accounts)."""
 _PYTHON = "/opt/python/bin"
 """Holds `python`, which some systems have under the name `python3` only."""
-_IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+AGENT_ENV: Mapping[str, str] = {
+    "HOME": HOME,
+    "USER": "agent",
+    "LOGNAME": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+    "TMPDIR": "/tmp",
+    # Byte code is matched to its source by size and whole seconds: an agent that turns `<` into `>`
+    # within a second of its last test run would go on testing the old code.
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+"""What commands of every provider's sandboxes have in their environment."""
+IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _ACCOUNTS_BYTES = 1 << 20
 _TREES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -64,21 +77,7 @@ def environment(extra: Mapping[str, str], *, image: bool = False) -> dict[str, s
         image: the root directory is an image's.
     """
     host_path = f"{_PYTHON}:{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    base = {
-        "PATH": _IMAGE_PATH if image else host_path,
-        "HOME": HOME,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-        "TMPDIR": "/tmp",
-        **CACHE_ENV,
-        # Byte code is matched to its source by size and whole seconds: an agent that turns `<` into `>`
-        # within a second of its last test run would go on testing the old code.
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    return {**base, **extra}
+    return {"PATH": IMAGE_PATH if image else host_path, **AGENT_ENV, **CACHE_ENV, **extra}
 
 
 def writable(spec: SandboxSpec) -> dict[str, str]:

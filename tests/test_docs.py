@@ -15,6 +15,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS_A_RUN = ("show", "audit", "trial")
 """Commands that look at a run; `tests/e2e` runs them, here their arguments are checked."""
+RUN_ELSEWHERE = {"sandbox": "integration/test_sandbox.py", "tasks index": "integration/test_tasks_docs.py"}
+"""Beginning of a command -> the test that runs it."""
 
 
 def commands() -> list[str]:
@@ -26,6 +28,11 @@ def commands() -> list[str]:
                 if line.startswith(".venv/bin/legorl"):
                     found.append(line.split("  #")[0].strip())
     return sorted(set(found))
+
+
+def run_elsewhere(line: str) -> bool:
+    """Whether another test runs it."""
+    return any(line.removeprefix(".venv/bin/legorl ").startswith(start) for start in RUN_ELSEWHERE)
 
 
 def legorl(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -42,15 +49,14 @@ def legorl(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_there_are_commands() -> None:
     assert len(commands()) >= 8
+    for file in RUN_ELSEWHERE.values():
+        assert (ROOT / "tests" / file).exists()
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.integration
+@pytest.mark.parametrize("line", [line for line in commands() if not run_elsewhere(line)])
 def test_command(line: str, tmp_path: Path) -> None:
     arguments = shlex.split(line)[1:]
-    if arguments[0] == "sandbox":
-        pytest.skip("run by tests/integration/test_sandbox.py")
-    if arguments[:2] == ["tasks", "index"]:
-        pytest.skip("run by tests/integration/test_tasks_docs.py")
     if arguments[0] in NEEDS_A_RUN:
         arguments = [*arguments[: 2 if arguments[0] == "trial" else 1], "--help"]
     if arguments[0] == "train":

@@ -14,14 +14,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from pathlib import Path
 
 from legorl.config.schema_providers import DockerConfig
-from legorl.errors import ImageError, SandboxStartError, UserError
+from legorl.errors import ImageError, SandboxStartError
 from legorl.sandbox.base import SandboxSpec
 from legorl.sandbox.contained import ContainedSandbox
 from legorl.sandbox.docker_container import container, environment
-from legorl.sandbox.docker_engine import Engine, EngineFailedError
+from legorl.sandbox.docker_engine import Engine, EngineFailedError, check_address
 from legorl.sandbox.inside_link import InsideLink
 from legorl.sandbox.link import LinkClosedError
 from legorl.sandbox.policy import Policy, load_policy
@@ -69,14 +68,7 @@ class DockerProvider:
         self._preparing: asyncio.Task[bool] | None = None
         self._running: set[ContainedSandbox] = set()
         self._cleaning: set[asyncio.Task[None]] = set()
-        scheme, _, place = config.host.partition("://")
-        if scheme == "unix" and not Path(place).is_socket():
-            raise UserError(
-                f"sandbox.docker.host={config.host}: no socket there. Start Docker, or name another "
-                "address, such as unix:///run/podman/podman.sock or tcp://HOST:2376."
-            )
-        if scheme not in ("unix", "tcp", "http", "https"):
-            raise UserError(f"sandbox.docker.host={config.host}: use unix://PATH or tcp://HOST:PORT.")
+        check_address(config)
 
     async def start(self, spec: SandboxSpec) -> ContainedSandbox:
         """See `SandboxProvider`. Raises `ImageError` too."""

@@ -35,6 +35,18 @@ class EngineFailedError(Exception):
         """Of HTTP; 0 without an answer."""
 
 
+def check_address(config: DockerConfig) -> None:
+    """Raises `UserError`: there is no engine at a local address, or it is no address."""
+    scheme, _, place = config.host.partition("://")
+    if scheme == "unix" and not Path(place).is_socket():
+        raise UserError(
+            f"sandbox.docker.host={config.host}: no socket there. Start Docker, or name another "
+            "address, such as unix:///run/podman/podman.sock or tcp://HOST:2376."
+        )
+    if scheme not in ("unix", "tcp", "http", "https"):
+        raise UserError(f"sandbox.docker.host={config.host}: use unix://PATH or tcp://HOST:PORT.")
+
+
 class AttachedStream:
     """Standard streams of a container's first process. See `ByteStream`."""
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from legorl.config.schema_providers import DockerConfig
 from legorl.errors import ImageError, UserError
-from legorl.sandbox.docker_engine import Engine, EngineFailedError
+from legorl.sandbox.docker_engine import Engine, EngineFailedError, check_address
 
 _STEP = re.compile(r"^step \d+(/\d+)? ?: (.*)", re.IGNORECASE)
 _WORDS = 20
@@ -41,6 +41,7 @@ async def provide(
     Raises:
         UserError: one cannot be had.
     """
+    check_address(config)
     images = {item.image: item for item in wanted}
     slots = asyncio.Semaphore(jobs)
     made = done = 0

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import pytest
+from legorl.harness.fetch import find_python
 
 ROOT = Path(__file__).parents[2]
 LOCK = ROOT / "requirements" / "harbor.lock"
@@ -40,7 +40,7 @@ def environment() -> dict[str, str]:
 
 
 def harbor_python() -> Path:
-    """Its interpreter; skips the test where there is no Python 3.12."""
+    """Its interpreter. Raises `UserError` where there is no Python 3.12."""
     name = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:16]
     made = _CACHE / name
     _CACHE.mkdir(parents=True, exist_ok=True)
@@ -54,9 +54,7 @@ def harbor_python() -> Path:
 
 
 def _make(directory: Path) -> None:
-    base = _python312()
-    if base is None:
-        pytest.skip("needs Python 3.12 as python3.12 on the PATH")
+    base = find_python("3.12")
     _run(base, "-m", "venv", directory)
     uv = Path(sys.executable).with_name("uv")
     if uv.exists():
@@ -66,17 +64,6 @@ def _make(directory: Path) -> None:
     else:
         pip = directory / "bin" / "pip"
         _run(pip, "install", "-q", "--no-deps", "--disable-pip-version-check", "-r", LOCK)
-
-
-def _python312() -> str | None:
-    """One that starts: version managers leave stand-ins on the PATH for what is not chosen."""
-    places = os.environ.get("PATH", "").split(os.pathsep)
-    places += [str(path) for path in Path.home().glob(".pyenv/versions/3.12*/bin")]
-    for place in places:
-        found = shutil.which("python3.12", path=place)
-        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return found
-    return None
 
 
 def _run(*command: str | Path) -> None:

@@ -6,5 +6,5 @@ import os
 
 
 def host_environment() -> dict[str, str]:
-    """A copy."""
-    return dict(os.environ)
+    """A copy, without what this machine's loader is told: its libraries are not in there."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LD_")}

@@ -28,6 +28,7 @@ from legorl.errors import ImageError, InfrastructureError, IntegrityError, Sandb
 from legorl.sandbox import kubernetes_pod as pods
 from legorl.sandbox import layout
 from legorl.sandbox.base import SandboxSpec
+from legorl.sandbox.hostenv import host_environment
 from legorl.sandbox.kubernetes_api import Api, ApiError
 from legorl.sandbox.kubernetes_bundle import bundle, guard_command
 from legorl.sandbox.kubernetes_link import GuardError, LinkLostError, PodLink
@@ -146,6 +147,13 @@ class KubernetesProvider:
                     raise SandboxStartError(str(error)) from error
                 self._watch = DeathWatch(self._config, self._owner, str(Path(legorl.__file__).parents[1]))
 
+    def _leaked(self) -> dict[str, str]:
+        """Variables of this machine that commands see while the rule `no_credentials` is off."""
+        if self.policy.holds("no_credentials"):
+            return {}
+        own = {"PATH", *layout.AGENT_ENV}
+        return {name: value for name, value in host_environment().items() if name not in own}
+
     async def _start(self, name: str, spec: SandboxSpec, state: _Progress) -> PodLink:
         state.created = True  # from now on it may be there, whatever the answer
         await self._api.create_pod(self._maker.make(name, spec))
@@ -160,7 +168,7 @@ class KubernetesProvider:
             "op": "start",
             "trial_id": spec.trial_id,
             "off": sorted(self.policy.off),
-            "env": dict(spec.env),
+            "env": {**self._leaked(), **spec.env},
             "limits": dataclasses.asdict(spec.limits),
             "directories": layout.writable(spec),
             "timeout_s": spec.start_timeout_s,

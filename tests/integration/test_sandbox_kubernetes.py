@@ -35,6 +35,7 @@ from legorl.sandbox.selfcheck import (
     shell_text,
 )
 from tests.integration.kubernetes_cluster import IMAGE, LAZY_SUFFIX, Cluster, cluster
+from tests.integration.test_attacks import run as attack
 from tests.integration.test_trial_faults import check, model, planned, run_trials
 
 __all__ = ["cluster", "model"]
@@ -275,6 +276,13 @@ async def test_rules_that_are_off_are_off(cluster: Cluster, workspace: Path) -> 
         await sandbox.stop()
     finally:
         await provider.close()
+
+
+@pytest.mark.timeout(600)
+def test_no_attack_works_unless_its_rule_is_off(cluster: Cluster) -> None:
+    """The suite finds out by itself whether the attacks on a rule work without it."""
+    assert attack(*cluster.overrides)[0] == 0
+    assert attack("--ablate", "--rule", "no_credentials", *cluster.overrides)[0] == 0
 
 
 async def test_faults_are_typed_errors_with_the_reason(

@@ -11,10 +11,10 @@ without a `.git` is used as it is.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from legorl.errors import ImageError
+from legorl.sandbox.aside import made_aside
 from legorl.sandbox.seal import content_hash, git
 
 BRANCH = "main"
@@ -43,10 +43,7 @@ def graded_workspace(workspace: Path, cache: Path) -> Path:
 
 
 def _make(workspace: Path, graded: Path) -> None:
-    graded.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{graded.name}-", dir=graded.parent))
-    try:
-        tree = partial / "tree"
+    with made_aside(graded) as tree:
         shutil.copytree(workspace, tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         git(tree, "init", "-q", "--template=", "-b", BRANCH)
         git(tree, "config", "core.logAllRefUpdates", "false")
@@ -57,10 +54,3 @@ def _make(workspace: Path, graded: Path) -> None:
         git(tree, "reset", "-q", "--mixed", "HEAD")
         for name in ("FETCH_HEAD", "ORIG_HEAD"):
             (tree / ".git" / name).unlink(missing_ok=True)
-        try:
-            tree.rename(graded)
-        except OSError:
-            if not graded.is_dir():  # or another process was faster
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -12,10 +12,10 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
 from pathlib import Path
 
 from legorl.errors import ImageError
+from legorl.sandbox.aside import made_aside
 
 _FORMAT = b"1"
 _TIME = 1_577_836_800
@@ -120,10 +120,7 @@ def content_hash(root: Path) -> str:
 
 
 def _make(workspace: Path, sealed: Path, canary: bool) -> None:
-    sealed.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{sealed.name}-", dir=sealed.parent))
-    try:
-        tree = partial / "tree"
+    with made_aside(sealed) as tree:
         shutil.copytree(workspace, tree, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         for path in (tree, *_entries(tree)):
             if not path.is_symlink():
@@ -139,13 +136,6 @@ def _make(workspace: Path, sealed: Path, canary: bool) -> None:
         if canary:
             _add_canary(tree, canary_word(sealed))
         os.utime(tree, (_TIME, _TIME))
-        try:
-            tree.rename(sealed)
-        except OSError:
-            if not sealed.is_dir():  # or another process was faster
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _add_canary(tree: Path, word: str) -> None:

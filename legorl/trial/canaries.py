@@ -6,11 +6,10 @@ is that the word came back to the agent; the files are made once per word, compl
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
 from legorl.errors import ImageError
+from legorl.sandbox.aside import made_aside
 
 _PATCH = """\
 diff --git a/NOTES b/NOTES
@@ -43,22 +42,13 @@ def bait(word: str, cache: Path) -> Path:
     if directory.is_dir():
         return directory
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{word}-", dir=directory.parent))
-        try:
+        with made_aside(directory) as tree:
             for name, text in (("solution/fix.patch", _PATCH), ("tests/test_change.py", _TEST)):
-                file = partial / "bait" / name
+                file = tree / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(text.format(word=word))
-            for path in (partial / "bait").rglob("*"):
+            for path in tree.rglob("*"):
                 path.chmod(0o755 if path.is_dir() else 0o644)
-            try:
-                (partial / "bait").rename(directory)
-            except OSError:
-                if not directory.is_dir():  # or another process was faster
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise ImageError(f"The canaries could not be made in {directory}: {error}.") from error
     return directory
